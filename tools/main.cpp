@@ -58,7 +58,7 @@ std::string no_command(const CLI::App& app, const std::vector<std::string>& argu
   return fmt::format("{}; known: {}", what, known);
 }
 
-/// Names the words that no command took. CLI11's own message has them in reverse, and not what there is instead.
+/// Names the words that no command took. CLI11's own message has them in reverse, without the valid alternatives.
 std::string unexpected_words(const CLI::App& app) {
   const std::vector<std::string> words = app.remaining(/*recurse=*/true);
   const auto option =

@@ -10,7 +10,7 @@ namespace flashmask::cli {
 /// The JSON of every command: keys stay in the order in which they were written.
 using Json = nlohmann::ordered_json;
 
-/// As text; bytes that are not UTF-8 (in file names, for instance) are replaced.
+/// JSON text; bytes that are not UTF-8 (in file names, for instance) are replaced.
 inline std::string json_text(const Json& json) {
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }

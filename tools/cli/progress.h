@@ -12,8 +12,7 @@ namespace flashmask::cli {
 /// that short tasks say nothing. On a terminal one line is rewritten; elsewhere a line is added every 10 %.
 class Progress {
  public:
-  /// `total` is what advance() adds up to. Where it is no number that means anything to a reader, such as a
-  /// cost, `show_counts` is false.
+  /// advance() adds up to `total`. `show_counts` is false if that number, a cost say, means nothing to a reader.
   Progress(std::string what, int64_t total, bool show_counts = true);
   /// Leaves the terminal's line clean.
   ~Progress();

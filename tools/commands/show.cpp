@@ -35,7 +35,7 @@
 namespace flashmask::cli {
 namespace {
 
-/// The FLOPs that `show` prints are those of one head of this size.
+/// Head dim of the head whose FLOPs `show` prints.
 constexpr int64_t kFlopsHeadDim = 128;
 /// Up to this many columns the JSON holds every value of the vectors.
 using io::kMostJsonColumns;
@@ -320,7 +320,7 @@ void check_kind(const Output& file) {
        file.kind);
 }
 
-/// Draws all before it writes any: what goes wrong with one file leaves none behind.
+/// Draws all before it writes any: an error in one file leaves none behind.
 void write_files(const Shown& shown, const ShowArguments& arguments, Progress& progress) {
   const std::vector<Output> files = outputs(shown, arguments);
   check_distinct(files);

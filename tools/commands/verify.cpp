@@ -126,7 +126,7 @@ void print_failure(std::size_t index, const verify::Case& c, const verify::Verdi
 }
 
 verify::Tally check(const std::vector<verify::Case>& cases, const VerifyArguments& arguments, bool json) {
-  // Short cases cost something too; the constant is about what one takes that does nothing.
+  // Short cases cost something too: the constant is about the cost of an empty one.
   const auto work = [](const verify::Case& c) { return c.cost() + 100'000; };
   int64_t total = 0;
   for (const verify::Case& c : cases) total += work(c);

@@ -220,7 +220,7 @@ FamilyParameters draw_causal_with_blocks(Draw& d) {
   return {{"lengths", text(documents)}, {"blocks", text(bounds)}, {"window", d.window_of(d.length / 2)}};
 }
 
-/// Concatenated copies are of one document, as those of several do not fit.
+/// Concatenates copies of one document only, as copies of several do not fit.
 FamilyParameters draw_block_diffusion(Draw& d) {
   const bool concatenated = d.length % 2 == 0 && d.own.flip();
   const std::vector<int64_t> documents = d.lengths(d.length / 2, concatenated ? 1 : d.own.integer(1, 4));

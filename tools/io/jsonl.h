@@ -31,8 +31,8 @@ struct JsonlSummary {
 
 /// Reads a file of one JSON object per line. `take` gets every line that holds one, and throws LineError if it
 /// is not as it should be. Blank lines are skipped. Lines that are not valid UTF-8, not JSON, cut short, not an
-/// object, or that name a key twice are collected together with those that `take` refused: the reader always
-/// goes on to the end of the file. `progress`, if given, is told the bytes read since it was last called.
+/// object, or that name a key twice are collected together with lines that `take` refused: the reader always
+/// goes on to the end of the file. `progress`, if given, receives the bytes read since its last call.
 /// Throws if the file cannot be read.
 JsonlSummary read_jsonl(const std::string& path,
                         const std::function<void(int64_t line, const nlohmann::json& object)>& take,

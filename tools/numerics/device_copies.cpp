@@ -12,13 +12,13 @@ std::span<const std::byte> bytes_of(const std::vector<T>& values) {
   return std::as_bytes(std::span(values));
 }
 
-/// The vectors of a mask in the order of startend_row_indices, those of a form that holds them all.
+/// A mask's vectors in the order of startend_row_indices, in a form that holds them all.
 struct Form {
   bool causal = false;
   std::vector<std::vector<int32_t>> vectors;
 };
 
-/// A pair of which one is missing, or both, written out.
+/// Fills in the missing vectors of a pair.
 void complete(std::vector<int32_t>& begin, std::vector<int32_t>& end, std::size_t size, int32_t seqlen_q) {
   const bool none = begin.empty() && end.empty();
   if (begin.empty()) begin.assign(size, 0);

@@ -79,7 +79,7 @@ class PlainHead {
     }
   }
 
-  /// probability_ = P of row i, and weight_ what dropout makes of it; false if the row sees nothing.
+  /// Sets probability_ to P of row i, and weight_ to P after dropout; false if the row sees nothing.
   bool softmax_row(int64_t i) {
     multiply_row(queries_.q.data() + i * c_.head_dim, keys_.k_transposed, c_.head_dim, probability_);
     score_row();

@@ -29,14 +29,14 @@ struct PlainCall {
   double dropout_scale = 1;
 };
 
-/// One key head and what its query heads add up in it, in fp32: not yet rounded.
+/// One key head and the sums of its query heads, in fp32: not yet rounded.
 struct KeyHead {
   KeyHead(const PlainCall& call, std::span<const double> k_values, std::span<const double> v_values);
   Floats k, v, k_transposed, v_transposed, dk, dv, inherited_dk, dk_for_given_out;
 };
 
-/// One query head. `mean_error`: what the error of the out that a backward is handed adds to each row's mean of dP;
-/// from it follow the inherited errors of dq and dk. `dlse` may be empty.
+/// One query head. `mean_error`: effect of the given out's error on each row's mean of dP, from which the inherited
+/// errors of dq and dk follow. `dlse` may be empty.
 struct QueryHead {
   QueryHead(const PlainCall& call, std::span<const double> q_values, std::span<const double> dout_values,
             std::span<const double> dlse_values, std::span<const double> given_out, std::span<const double> exact_out);

@@ -13,7 +13,7 @@
 
 namespace flashmask::numerics {
 
-/// How tensors lie in memory.
+/// Memory layout of a tensor.
 enum class Layout {
   kBshd,     ///< [batch, seqlen, heads, dim], contiguous
   kBhsd,     ///< [batch, heads, seqlen, dim] in memory, seen as [batch, seqlen, heads, dim]
@@ -38,11 +38,11 @@ struct HeadArray {
   std::span<const double> head(int64_t b, int64_t h) const {
     return {values.data() + (b * heads + h) * head_size(), static_cast<std::size_t>(head_size())};
   }
-  /// As a float64 tensor [batch, rows, heads, columns].
+  /// Views it as a float64 tensor [batch, rows, heads, columns].
   TensorView as_tensor();
-  /// As a float64 tensor [batch, heads, rows]; columns must be 1.
+  /// Views it as a float64 tensor [batch, heads, rows]; columns must be 1.
   TensorView as_lse();
-  /// As a float64 tensor [heads]; batch, rows and columns must be 1.
+  /// Views it as a float64 tensor [heads]; batch, rows and columns must be 1.
   TensorView as_vector();
 };
 
@@ -103,19 +103,19 @@ class Tensor {
   const TensorView& view() const { return view_; }
   /// The first `count` entries of the first dimension.
   TensorView view(int64_t count) const;
-  /// The bytes of those entries.
+  /// The bytes of the first `count` entries.
   std::span<const std::byte> bytes(int64_t count) const;
 
   /// The element at an offset in elements, as the strides count them.
   double at(int64_t offset) const { return load(view_.dtype, view_.data, offset); }
   void set(int64_t offset, double value) { store(view_.dtype, view_.data, offset, value); }
-  /// Elements, and those from one entry of the first dimension to the next.
+  /// Number of elements, and elements from one entry of the first dimension to the next.
   int64_t size() const { return view_.num_elements(); }
   int64_t stride() const { return view_.stride[0]; }
   /// Every element becomes NaN again: one that a call forgets to write is then found.
   void poison() { memory_.poison(); }
 
-  /// Sets every element to what `draw` returns, rounded to the dtype.
+  /// Sets every element to a value from `draw`, rounded to the dtype.
   void fill(const std::function<double()>& draw);
   HeadArray values() const;
   /// The elements, the gaps between them and the room around them, and where the first element is in it.

@@ -40,7 +40,7 @@ class Workbench {
   const Inputs& inputs() const { return inputs_; }
   /// Outputs of the right shapes.
   Outputs make_outputs() const;
-  /// How the forward of the first call was done.
+  /// Explanation of the first call's forward.
   const Explanation& explanation() const { return explanation_; }
 
   /// Told after each call how much of the loaded sequences' work is done, in kWorkPerSequence parts each.

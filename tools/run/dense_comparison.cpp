@@ -25,7 +25,7 @@ bool same_bits(const Tensor& a, const Tensor& b, int64_t count) {
   return true;
 }
 
-/// How many sequences to compare, with the reason if not all of them.
+/// Number of sequences to compare, with the reason if not all of them.
 std::pair<int64_t, std::string> sequences_to_compare(const RunOptions& options, const Packed& packed,
                                                      const MaskedFigures& masked) {
   if (options.dense_seconds == 0) return {0, "left out, as --dense-seconds is 0"};

@@ -162,7 +162,7 @@ std::string some_text(int64_t count, int64_t all) {
                     : fmt::format("the first {} of {}", grouped(count), sequences_text(all));
 }
 
-/// The lines of a section: its name once, then what belongs to it.
+/// Adds a section: its name once, then its lines.
 void add_section(std::string& text, std::string_view title, const std::vector<std::string>& lines) {
   for (std::size_t n = 0; n < lines.size(); ++n) text += fmt::format("{:<11}{}\n", n == 0 ? title : "", lines[n]);
 }

@@ -42,7 +42,7 @@ std::string to_text(const RunFigures& figures);
 
 // Words for figures, for text and report alike.
 
-/// "each of 124 answers with its question", what would be written separately if nothing were shared.
+/// "each of 124 answers with its question": the parts that would be written separately if nothing were shared.
 std::string separate_text(const Packed& packed);
 /// "0.9 MiB".
 std::string bytes_text(double bytes);

@@ -28,7 +28,7 @@ struct RunOptions {
   std::string report;
 };
 
-/// Finds out what the parser cannot: files that cannot be read or written or that are the same, heads that do
+/// Finds errors that the parser cannot: files that cannot be read or written or that coincide, heads that do
 /// not divide. Throws naming the option.
 void check_options(const RunOptions& options);
 

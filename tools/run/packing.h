@@ -62,7 +62,7 @@ struct Packed {
     const int64_t size = sequences * seqlen;
     return size ? static_cast<double>(size - tokens) / static_cast<double>(size) : 0;
   }
-  /// How many times the tokens there would be if nothing were shared.
+  /// Ratio of the tokens if nothing were shared to the packed tokens.
   double sharing_ratio() const {
     return tokens ? static_cast<double>(separate.tokens) / static_cast<double>(tokens) : 0;
   }

@@ -21,7 +21,7 @@ enum class Task {
   kTree,      ///< {"text", "branches": [{"text", "branches": [...]}, ...]}
 };
 
-/// How many answers a record of the task `rm` may have.
+/// Bounds on the answers of a record of the task `rm`.
 inline constexpr std::size_t kFewestAnswers = 2, kMostAnswers = 6;
 
 std::vector<std::string> task_names();

@@ -18,7 +18,7 @@
 namespace flashmask::run {
 namespace {
 
-/// How long a sequence would have to be for the records that were too long.
+/// Length that a sequence would need for the records that were too long.
 std::string longest_text(const Records& records) {
   if (records.longest_rejected == 0) return "";
   return fmt::format("\nThe longest record has {0} tokens: --seqlen {0} takes them all.", records.longest_rejected);

@@ -9,7 +9,7 @@
 
 namespace flashmask::run {
 
-/// Which node of a tree goes on from which, told from the parents alone.
+/// Ancestry of a tree's nodes, derived from the parents alone.
 class Lineage {
  public:
   explicit Lineage(const Packed& packed) {

@@ -121,7 +121,7 @@ Json shown_json(const Mask& mask, const DrawOptions& draw, const PageSource& sou
       {"library", library_json(mask, draw.tile)}};
 }
 
-/// As text inside of a script element, where "</script" would end it.
+/// Text for a script element, which "</script" would end.
 std::string script_text(const Json& json) {
   std::string result;
   for (const char c : json.dump(-1, ' ', false, Json::error_handler_t::replace))

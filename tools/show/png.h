@@ -7,7 +7,7 @@
 
 namespace flashmask::show {
 
-/// The pixels as a PNG file; the same bytes for the same pixels.
+/// The pixels as a PNG file; equal pixels give equal bytes.
 std::string to_png(const Pixels& pixels);
 
 }  // namespace flashmask::show

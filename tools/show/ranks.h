@@ -9,7 +9,7 @@
 
 namespace flashmask::show {
 
-/// Which rank computes what: rows, segments, live tiles and received keys of each, as a table.
+/// Table of each rank's work: rows, segments, live tiles and received keys.
 std::string ranks_text(const Placement& placement);
 
 nlohmann::ordered_json ranks_json(const Placement& placement);

@@ -12,7 +12,7 @@
 
 namespace flashmask::verify {
 
-/// How many heads a mask has, next to the call's.
+/// Number of a mask's heads, relative to the call's.
 enum class MaskHeads { kOne, kKv, kQuery };
 
 /// The mask's block mask: none, one for all, or one for each batch entry and query head.

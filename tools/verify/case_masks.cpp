@@ -53,7 +53,7 @@ Mask draw_mask(const Case& c, int64_t mask_batch, int64_t mask_head) {
   return crop(square, length - c.seqlen_q, length, 0, c.seqlen_k);
 }
 
-/// Which of the four vectors a mask has.
+/// True for each of the four vectors that a mask has.
 std::array<bool, 4> vectors_of(const Mask& mask) {
   return {!mask.lts().empty(), !mask.lte().empty(), !mask.uts().empty(), !mask.ute().empty()};
 }
@@ -109,7 +109,7 @@ Mask stack(const std::vector<Mask>& draws, int64_t batch, int64_t heads) {
   return Mask(std::move(parts));
 }
 
-/// The band that hides what either hides.
+/// The band that hides every pair that either hides.
 Band intersect_bands(const Band& a, const Band& b) {
   Band band = a;
   if (b.lo) band.lo = a.lo ? std::max(*a.lo, *b.lo) : *b.lo;

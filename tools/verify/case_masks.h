@@ -22,8 +22,8 @@ struct DenseMask {
 int64_t square_length(const Case& c);
 
 /// The parameters of the family for one mask batch entry and mask head of the case, all of them written
-/// out, so that another rule can be given the same ones. A family that this does not know has none (it
-/// then draws its own from draw_seed).
+/// out, so that another rule can be given them too. An unknown family has none (it then draws its own from
+/// draw_seed).
 FamilyParameters draw_parameters(const Case& c, int64_t mask_batch, int64_t mask_head);
 
 /// The seed of that draw.
@@ -38,8 +38,7 @@ struct BlockGrid {
 };
 BlockGrid draw_block_mask(const Case& c);
 
-/// The case's positions, [batch, seqlen_q] and [batch, seqlen_k]: those of a packed tree, or in no order. Empty without
-/// any.
+/// The case's positions, [batch, seqlen_q] and [batch, seqlen_k]: a packed tree's, or in no order. Empty without any.
 struct DrawnPositions {
   int64_t batch = 1;
   std::vector<int32_t> q_pos, k_pos;
@@ -47,8 +46,8 @@ struct DrawnPositions {
 DrawnPositions draw_positions(const Case& c);
 
 /// The mask that the call is given: one draw of the family for each mask batch entry and head, cropped to
-/// the case's lengths and stacked, with its q_offset, the window intersected and the block mask laid over it. Its
-/// positions are what the band compares; a mask without a band is causal by them.
+/// the case's lengths and stacked, with its q_offset, the window intersected and the block mask laid over it. The
+/// band compares positions, if any; a mask without a band is causal by them.
 Mask make_mask(const Case& c);
 
 /// Dense form of `mask`, to be compared against.

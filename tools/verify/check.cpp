@@ -39,7 +39,7 @@ double largest_row_norm(std::span<const double> values, int64_t columns) {
   return largest;
 }
 
-/// How many rows are not all zeros: those that see a key of which dropout leaves something.
+/// Number of rows that are not all zeros, as they see a key that dropout keeps.
 int64_t rows_of_numbers(std::span<const double> values, int64_t columns) {
   int64_t rows = 0;
   for (std::size_t row = 0; row < values.size(); row += static_cast<std::size_t>(columns)) {
@@ -106,8 +106,8 @@ Excess excess_of(const HeadArray& got, const Target& target, int64_t b, int64_t 
   return {ratio, error, std::move(limit)};
 }
 
-/// Compares one result head by head with each of the targets, of which a head has to be near one; reports the head that
-/// is furthest over its limit, by the first of them.
+/// Compares one result head by head with the targets; each head has to be near one of them. Reports the head that is
+/// furthest over its limit, with the first target's figures.
 void check_heads(std::string_view name, const HeadArray& got, std::span<const Target> targets, Verdict& verdict) {
   if (!free_of_nan(name, got, verdict)) return;
   double worst = 0;
@@ -167,8 +167,8 @@ class AccuracyCheck {
 
   /// dsink is the sum of a term for each row, -exp(sink - lse) (dout . out - dlse). In float32 it may be off from the
   /// oracle's by 1e-5 of such a sum's usual size: that of terms of these magnitudes with random signs. A 16-bit type's
-  /// out has been rounded before the backward gets it; there dsink has to be what follows from the out and lse that it
-  /// was handed, as near. Both then by the rounding to the sink's dtype.
+  /// out has been rounded before the backward gets it; dsink must then be as near to the one that follows from the
+  /// given out and lse. Both limits grow by the rounding to the sink's dtype.
   void check_dsink() {
     HeadArray usual = got_.dsink, want = got_.dsink;
     const HeadArray sink = problem_.sink->values(),
@@ -267,7 +267,7 @@ class AccuracyCheck {
                                      rounding, kPlainFloor)};
   }
 
-  /// By its error in this head.
+  /// Limit by the plain implementation's error in this head.
   static Limit plain_limit(const HeadArray& oracle, const HeadArray& plain, int64_t b, int64_t h) {
     const double error = largest_error(plain.head(b, h), oracle.head(b, h)).value;
     return {numerics::plain_limit(error),
@@ -282,9 +282,9 @@ class AccuracyCheck {
 
   /// dS = P (dP - mean of dP + dlse) of a row cancels to nearly nothing where one key has nearly all of P and
   /// dlse is small: rows that see one key, saturated ones. If that is so for all rows of a head, the largest
-  /// value of dq or dk is no measure of their error; what is left is the rounding of the terms, half a unit in
-  /// the last place of products of the vectors' norms. That all rows of a head are so is told from the
-  /// oracle's gradient being far below what such norms give. 0 for all other heads.
+  /// value of dq or dk is no measure of their error; the limit is the rounding of the terms, half a unit in
+  /// the last place of products of the vectors' norms. A head is such if the oracle's gradient is far below
+  /// these products. 0 for all other heads.
   Limit cancellation_limit(bool of_queries, const HeadArray& oracle, int64_t b, int64_t h) const {
     const int64_t group = c_.heads_q / c_.heads_kv, kv = of_queries ? h / group : h;
     const int64_t first = of_queries ? h : h * group, last = of_queries ? h + 1 : (h + 1) * group;
@@ -333,7 +333,7 @@ class AccuracyCheck {
     if (!failure.empty()) verdict_.failures.push_back(std::move(failure));
   }
 
-  /// Rows of `got` whose count of what they see (or are seen by) is 0 must be exactly 0.
+  /// Requires exact zeros in rows of `got` that see nothing (or that nothing sees).
   void check_zeros(std::string_view name, const HeadArray& got, const std::vector<int32_t>& counts,
                    std::string_view what) {
     for (std::size_t row = 0; row < counts.size(); ++row) {

@@ -26,7 +26,7 @@ struct Verdict {
   bool passed() const { return failures.empty(); }
 };
 
-/// How many keys each row sees, and how many rows see each key.
+/// Counts of the keys that each row sees, and of the rows that see each key.
 struct Sight {
   Sight(const Case& c, const DenseMask& dense);
   std::vector<int32_t> keys_of_row;  ///< [batch, heads_q, seqlen_q]
@@ -41,7 +41,7 @@ Results results_of(const Outputs& outputs, const Case& c);
 void check_accuracy(const Problem& problem, const DenseMask& dense, const Results& got, const Results& oracle,
                     const Plain& plain, Verdict& verdict);
 
-/// Bit for bit the same in everything (-0 equals +0). `other_name` says what the other run had: "with the dense mask".
+/// Requires equality bit for bit (-0 equals +0). `other_name` describes the other run: "with the dense mask".
 void check_identical(const Results& masked, const Results& other, std::string_view other_name, Verdict& verdict);
 
 /// Nothing but the tensors' elements was written.

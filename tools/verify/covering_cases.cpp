@@ -191,7 +191,7 @@ void shuffle(Random& random, Values& values) {
     std::swap(values[n - 1], values[static_cast<std::size_t>(random.integer(0, static_cast<int64_t>(n) - 1))]);
 }
 
-/// Which pairs of values have met.
+/// Pairs of values that have met.
 class Pairs {
  public:
   explicit Pairs(const std::array<int, kDimensions>& counts) {
@@ -260,7 +260,7 @@ class CoveringList {
 
   std::vector<Case> make() {
     add_rows(all_pairs(/*again=*/false), SIZE_MAX);
-    // Again and again in other combinations, but for what costs much or nothing.
+    // Again and again in other combinations, but for values that cost much or nothing.
     while (rows_.size() < kAtLeast) add_rows(all_pairs(/*again=*/true), kAtLeast);
     std::vector<Case> cases;
     for (const Row& row : rows_) cases.push_back(to_case(row, mix(kSeed, cases.size()), values_));
@@ -339,7 +339,7 @@ class CoveringList {
 
   const Values values_;
   const std::array<int, kDimensions> counts_ = values_.counts();
-  /// Without features the list is what it was before there were any.
+  /// Leaves out features if there is one value, so that the list stays as it was before features existed.
   const std::size_t dimensions_ = counts_[kFeatures] > 1 ? kDimensions : kFeatures;
   Random random_{kSeed};
   std::vector<Row> rows_;

@@ -9,11 +9,11 @@
 
 namespace flashmask::verify {
 
-/// numerics/oracle.h on the same (rounded) inputs, in dense-mask mode.
+/// Runs numerics/oracle.h on the problem's (rounded) inputs, in dense-mask mode.
 Results run_oracle(const Problem& problem, const DenseMask& dense);
 
-/// numerics/plain.h on every head of a case, with what dq and dk inherit from the rounding of out, and what it computes
-/// with that.
+/// Results of numerics/plain.h on every head of a case, with the errors that dq and dk inherit from the rounding of
+/// out, and the gradients computed with the rounded out.
 struct Plain {
   explicit Plain(const Case& c)
       : results(c.sizes()),
@@ -25,10 +25,10 @@ struct Plain {
   HeadArray inherited_dq, inherited_dk, dq_for_given_out, dk_for_given_out;
 };
 
-/// `given_out` is what the backward under test was handed, `exact_out` the oracle's.
+/// `given_out` is the out that the backward under test read, `exact_out` the oracle's.
 Plain run_plain(const Problem& problem, const DenseMask& dense, const HeadArray& given_out, const HeadArray& exact_out);
 
-/// Which weights the case's dropout keeps, [batch, heads_q, seqlen_q, seqlen_k]; empty without.
+/// Weights that the case's dropout keeps, [batch, heads_q, seqlen_q, seqlen_k]; empty without dropout.
 std::vector<uint8_t> kept_matrix(const Problem& problem);
 
 /// The dense matrix of batch entry b and query head h.

@@ -96,7 +96,7 @@ void draw_features(Random& random, const std::vector<std::string>& refused, Case
   if (chance(random, 20)) draw({.dropout = 0.9 * random.real()}, &CaseFeatures::dropout);
   if (!c.q_offset && chance(random, 25))
     draw({.positions = random.flip() ? Positions::kShared : Positions::kEach}, &CaseFeatures::positions);
-  // Not every backend has it with those.
+  // Not every backend has partial results with softcap or dropout.
   if (c.features.softcap == 0 && c.features.dropout == 0 && chance(random, 20))
     draw({.partial = true}, &CaseFeatures::partial);
 }

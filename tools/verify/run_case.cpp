@@ -239,7 +239,7 @@ class CaseRun {
                  dense_mode, which);
   }
 
-  /// With positions more than are live: what minima and maxima of these do not rule out.
+  /// Live tiles, and with positions all that the positions' minima and maxima do not rule out.
   int64_t tiles_to_execute(TileShape tile) {
     const int64_t live = count_live_tiles(c_, dense_, tile);
     if (!c_.has_positions()) return live;
@@ -280,7 +280,7 @@ class CaseRun {
   std::optional<Plan> plan_;
 };
 
-/// Runs f; what it throws is a failure of the case.
+/// Runs f; an exception is a failure of the case.
 template <typename F>
 void catching(Verdict& verdict, F&& f) {
   try {

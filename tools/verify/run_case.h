@@ -31,10 +31,10 @@ struct RunOptions {
 };
 
 /// Runs a case forward and backward, with its mask and with the dense one, and checks: accuracy against the
-/// oracle, the same bits in both runs, executed tiles equal to the live ones in both directions, and that
-/// nothing was written but the outputs and the workspace (both poisoned beforehand). Whatever is thrown on
-/// the way is a failure too. The backend "cuda" gets copies of everything on CUDA device 0, runs twice with the mask to
-/// be compared bit for bit, and skips what it does not take: Verdict::skipped, or forward_only for the backward.
+/// oracle, equal bits in both runs, executed tiles equal to the live ones in both directions, and that
+/// nothing was written but the outputs and the workspace (both poisoned beforehand). An exception on the way is a
+/// failure too. The backend "cuda" gets copies of everything on CUDA device 0, runs twice with the mask to be
+/// compared bit for bit, and skips calls that it does not take: Verdict::skipped, or forward_only for the backward.
 Verdict run_case(const Case& c, const RunOptions& options);
 Verdict run_case(const Case& c, const RunOptions& options, const DenseMask& dense);
 

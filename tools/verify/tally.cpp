@@ -25,7 +25,7 @@ struct Skipped {
   int64_t reasons = 0, cases = 0;
 };
 
-/// Reasons that differ in numbers alone, together: of strides, say, hardly two are the same.
+/// Groups reasons that differ in numbers alone: hardly two strides, say, are equal.
 std::map<std::string, Skipped> by_kind(const std::map<std::string, int64_t>& skipped) {
   std::map<std::string, Skipped> kinds;
   for (const auto& [reason, count] : skipped) {
