@@ -20,7 +20,7 @@ LAYOUTS = {"bshd": "[batch, seqlen, heads, head_dim]", "bhsd": "[batch, heads, s
 
 
 def given(value: object) -> str:
-    """What was got, in a few words."""
+    """Describes a value in a few words, for error messages."""
     if getattr(value, "is_nested", False):
         return "a nested tensor"
     if hasattr(value, "shape") and hasattr(value, "dtype"):
@@ -144,12 +144,12 @@ def _as_int(name: str, value: Any) -> int:
 
 
 def _is_symbol(value: object) -> bool:
-    """Whether it is torch's name for a number that is traced, which stays one."""
+    """Tells torch's symbolic numbers, which stand for numbers that are traced."""
     return type(value).__name__ in ("SymInt", "SymFloat")
 
 
 def _is_array(value: object) -> bool:
-    """Whether it is an array or tensor; numpy's scalars, which have a shape too, are numbers."""
+    """Tells arrays and tensors from numbers; numpy's scalars are numbers, although they have a shape."""
     return hasattr(value, "shape") and not (type(value).__module__ == "numpy" and type(value).__name__ != "ndarray")
 
 
@@ -164,7 +164,7 @@ def length(name: str, value: Any) -> int:
 
 
 def q_offset(value: Any) -> int | None:
-    """Where the first row stands among the keys, or None. The library checks an offset that is traced."""
+    """Position of the first row among the keys, or None. The library checks an offset that is traced."""
     if value is None or _is_symbol(value):
         return value
     return integer("q_offset", value, -MOST_OFFSET, MOST_OFFSET, "it must be between -2^40 and 2^40")

@@ -264,7 +264,7 @@ def open_library() -> C.CDLL:
     return library
 
 
-# What is not here is a RuntimeError.
+# Statuses that are missing here raise RuntimeError.
 _RAISED: dict[int, Callable[[str], Exception]] = {
     INVALID_ARGUMENT: ValueError,
     UNSUPPORTED: UnsupportedError,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What explain says, in every frontend: the words, and the search for the nearest call that some backend takes.
+"""Explains calls in every frontend: the words, and the search for the nearest call that some backend takes.
 
-A frontend describes its arrays (Array), its call (Call) and its mask (Described). Nothing here knows what library the
-arrays are of.
+A frontend describes its arrays (Array), its call (Call) and its mask (Described). Nothing here depends on the library
+that the arrays belong to.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def describe(mask: Any) -> str:
 
 
 def _head_dims() -> list[int]:
-    """Those that the library has GPU kernels of, with v as wide as k."""
+    """Head dims that the library has GPU kernels for, with v as wide as k."""
     status, text = capi.text_of(capi.load().fm_kernels_json)
     capi.check(status)
     found = {

@@ -42,12 +42,12 @@ def _form_of(family: str, numbers: dict[str, int]) -> dict[str, Any]:
 
 
 class Form(NamedTuple):
-    """What is known of a mask without its contents.
+    """Shape-level description of a mask, enough for tracing.
 
-    vectors: how many numbers `bounds` holds for each key; 0: the mask is a band, which needs no building. keys: None
-    where only the contents of arrays say it; there are `copies` of them for each row, unless `rows` is given. misfit:
-    what is wrong if contents on a device make no such mask. has_positions: of rows and keys, which are the same.
-    has_order: an order is written beside the mask.
+    vectors: numbers per key in `bounds`; 0: the mask is a band, which needs no building. keys: None if only the
+    contents of arrays tell it; each row has `copies` of them, unless `rows` is given. misfit: the error if contents on
+    a device make no such mask. has_positions: rows and keys share positions. has_order: an order is written beside the
+    mask.
     """
 
     vectors: int
@@ -121,7 +121,7 @@ class _Given:
         return self.numbers[name]
 
     def documents(self, cu_seqlens: Any, seqlens: Any, doc_ids: Any, position_ids: Any, seqlen: int | None) -> None:
-        """Those that are given, and how long the sequence is."""
+        """Adds the given arguments and sets the length of the sequence."""
         given = {"cu_seqlens": cu_seqlens, "seqlens": seqlens, "doc_ids": doc_ids, "position_ids": position_ids}
         for name, value in given.items():
             if value is not None:
@@ -136,7 +136,7 @@ class _Given:
             self.numbers["seqlen"] = self.tokens
 
     def blocks(self, blocks: Any, documents: tuple[Any, Any, Any, Any], seqlen: int | None) -> None:
-        """Of one length or of several, and the documents they are in, which may be left out."""
+        """Adds blocks of one length or of several, and the documents they are in, which may be left out."""
         if hasattr(blocks, "__len__"):
             if self.device is None and hasattr(blocks, "device"):
                 self.device = blocks.device
@@ -403,7 +403,7 @@ class Builders(Generic[AnyMask, AnyArray]):
     def prefix_tree_from_intervals(
         self, tin: Integers, tout: Integers, *, window: int = -1, seqlen: int | None = None, device: object = None
     ) -> AnyMask:
-        """The same from depth-first intervals: node n's own tokens begin at tin[n] and its subtree ends before tout[n].
+        """Prefix tree from depth-first intervals: node n's tokens begin at tin[n] and its subtree ends before tout[n].
 
         tin, tout: [..., nodes]. Intervals must nest, and a node's own tokens come before its children.
         """

@@ -53,7 +53,7 @@ class Overlap(torch.autograd.Function):
                 parts.append(ops.attention(q, *received(), piece.mask, partial_out=True, **options.of_kernel._asdict()))
             else:
                 received()
-        # The same in every run, as the order of the parts is.
+        # Deterministic: the parts have a fixed order.
         out, lse = parts[0] if len(parts) == 1 else merge.merge_into_first(*zip(*parts))
         return _save(ctx, q, k, v, out, lse, local, group, options)
 
@@ -92,7 +92,7 @@ class _Returns:
             self._of_pieces = self._returned.split(sizes)
 
     def send(self, n, gradients):
-        """Those of piece number n."""
+        """Sends the gradients of piece n back."""
         route, into = self._routes.of_pieces[n], self._of_pieces[n]
         self._arrivals.append(_return_gradients(gradients, route, self._group, into))
 
@@ -122,8 +122,8 @@ def _dout(dout, out, q):
 
 
 def _backward(dout, dlse, q, k, v, mask, out, lse, options):
-    """What these keys add to dq, in out's dtype, and their dk and dv in float32, as _stacked has them, given out and
-    lse of all keys."""
+    """Returns these keys' part of dq, in out's dtype, and their dk and dv in float32, stacked as by _stacked; out and
+    lse are of all keys."""
     dq, dkv = ops.joined_partial_backward(dout, dlse, q, k, v, out, lse, mask, *options.of_kernel)
     if k.shape == v.shape:
         return dq, [dkv.view(2, *k.shape)]

@@ -19,16 +19,16 @@ PIECES = 4  # in which keys travel, so that tiles of one run while the next is o
 
 _BYTES = 2  # of an element of q, k and v
 _PARTIAL = 4  # of one of dk and dv, which are added in fp32
-# Of an element of out, and of dq, what a part's result moves through a GPU's memory until it is merged: it is written,
+# Bytes that an element of out, or of dq, of a part moves through a GPU's memory until it is merged: it is written,
 # weighted and added in fp32.
 _MERGED_OUT, _MERGED_DQ = 24, 16
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What the model takes of GPUs and links.
+    """Rates of GPUs and links that the model assumes.
 
-    The rates are assumed for an H200 at head dim 128, bfloat16; the link's was measured between H200s of one host.
+    The defaults are for an H200 at head dim 128, bfloat16; the link's was measured between H200s of one host.
     """
 
     forward_flops: float = 600e12  # a GPU's attention, FLOP/s over live tiles
@@ -102,14 +102,14 @@ def chosen(costs):
 
 
 def keeps_keys(received, rows):
-    """Whether gather keeps received keys and values for its backward instead of receiving them again: if no rank
-    receives more keys than `rows`, those of the largest shard. received: keys of each rank; both over batch entries.
+    """Decides if gather keeps received keys and values for its backward instead of receiving them again: if no rank
+    receives more keys than `rows`, the rows of the largest shard. received: keys of each rank; both over batch entries.
     """
     return max(received) <= rows
 
 
 def divide(heads_q, heads_kv, ranks):
-    """Whether ranks can share the heads out: as many query heads each, with whole heads of k and v for them."""
+    """Tells if ranks can share the heads evenly: as many query heads each, with whole heads of k and v for them."""
     return heads_q % ranks == 0 and (heads_kv % ranks == 0 or ranks % heads_kv == 0)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one rank computes of a mask, and which keys travel between ranks for it."""
+"""One rank's part of a mask, and the keys that travel between ranks for it."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class LocalMask:
         return cost.keeps_keys(received, self.placement.most_rows * self.whole.batch)
 
     def to(self, device: Device, non_blocking: bool = False) -> LocalMask:
-        """The same with its masks on `device`; this one if they are there already."""
+        """Returns a copy with its masks on `device`, or this object if they are there already."""
 
         def there(mask):
             return mask.to(device, non_blocking)
@@ -127,7 +127,7 @@ class LocalMask:
         )
 
     def in_order(self, device: torch.device) -> torch.Tensor:
-        """Where each row of the sequence is in by_ranks."""
+        """Index in by_ranks of each row of the sequence."""
         return self._once(("in order", device), lambda: self.by_ranks(device).argsort())
 
     def of_heads(self, q: tuple[int, int], kv: tuple[int, int], heads: tuple[int, int]) -> Mask:
@@ -279,7 +279,7 @@ def _union(intervals, part):
 
 
 def _in_band(part, lo, hi):
-    """Whether some row is within the band of each key, by their positions."""
+    """Marks the keys that have some row within their band, by positions."""
     seen = torch.zeros(part.seqlen_k, dtype=torch.bool)
     for b in range(max(part.q_pos.shape[0], part.k_pos.shape[0])):
         rows = part.q_pos[min(b, part.q_pos.shape[0] - 1)].long().sort().values
@@ -338,7 +338,7 @@ def _piece_count(world, pieces):
 
 
 def _travels(seen, segments):
-    """Whether any rank sees a key of another. seen: of each entry, of each rank, as _seen has it."""
+    """Tells if any rank sees a key of another. seen: per entry and rank, as by _seen."""
     for of_ranks in seen:
         for rank, keys in enumerate(of_ranks):
             others = keys.clone()
@@ -371,7 +371,7 @@ def _length(runs):
 
 
 def _local(segment, segments):
-    """Where a segment of the sequence lies among the rows of a rank."""
+    """Maps a segment of the sequence to the rows of a rank."""
     before = 0
     for begin, end in segments:
         if begin <= segment[0] < end:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What travels between ranks: torch.distributed's all-to-all, one collective of all ranks for all that leaves one."""
+"""Messages between ranks: torch.distributed's all-to-all, one collective for everything that a rank sends."""
 
 import weakref
 from typing import Any

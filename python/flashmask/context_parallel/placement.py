@@ -191,7 +191,7 @@ class Placement:
         return list(self._received[self._index(index)])
 
     def received_bytes(self, index: int = 0, itemsize: int = 2) -> list[int]:
-        """The same in bytes of k and v, forward. itemsize: bytes of an element. Needs heads and head_dim."""
+        """received_rows in bytes of k and v, forward. itemsize: bytes of an element. Needs heads and head_dim."""
         row = 2 * self._shape()[1] * self.head_dim * itemsize
         return [rows * row for rows in self.received_rows(index)]
 

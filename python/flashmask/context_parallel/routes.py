@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where each key that travels lies in the tensors of who sends and who receives it: index tensors, made once.
+"""Places of each key that travels, in the tensors of its sender and its receiver: index tensors, made once.
 
 A key of a tensor with its batch entry is a row in [tensors * batch * keys, heads, head_dim]: k and v travel together
-where their heads have the same width, as two tensors of a stack, and otherwise one after the other. What leaves a rank,
-or arrives, is one tensor of rows; how many segments they lie in costs no call of torch.
+if their heads have the same width, as two tensors of a stack, and otherwise one after the other. A rank sends, and
+receives, one tensor of rows; more segments cost no further calls of torch.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def of_gathered(local, batch, tensors, device):
     entries = _Entries(batch, tensors)
     begin, seqlen_k = local.own_keys[0], local.gathered.seqlen_k
     places = [piece.gathered_places for piece in local.pieces]
-    # What one rank sends another stays together, whatever the piece.
+    # Keys from one rank to another stay together, whatever the piece.
     sends = sorted((what for piece in local.pieces for what in piece.sends), key=_peer)
     receives = sorted(
         ((*what, at) for piece, of in zip(local.pieces, places) for what, at in zip(piece.receives, of)), key=_peer
@@ -83,7 +83,7 @@ class _Entries:
         self.batch, self.count = batch, batch * tensors
 
     def of(self, entry):
-        """Those that are `entry` of their tensor; None: all."""
+        """Stack indices of batch entry `entry` of each tensor; None: of all entries."""
         return range(self.count) if entry is None else range(entry, self.count, self.batch)
 
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What libraries of models need to use these masks: transformers.py registers them, collators.py makes batches."""
+"""Integrations with libraries of models: transformers.py registers the masks, collators.py makes batches."""

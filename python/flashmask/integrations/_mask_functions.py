@@ -169,7 +169,7 @@ def shown_rows(padding, q_length, q_offset):
 
 
 def separates_documents(function):
-    """Whether a part of a mask function keeps packed documents apart, or might."""
+    """Tells if a part of a mask function keeps packed documents apart, or might."""
     try:
         name, arguments = _parts(function)
     except _NotUnderstood:
@@ -256,7 +256,7 @@ def _check(fits, what):
 
 
 def _changes(ids):
-    """Where a run of an id that is not negative begins."""
+    """Marks where a run of a non-negative id begins."""
     edge = torch.ones_like(ids[:, :1], dtype=torch.bool)
     return torch.cat([edge, ids[:, 1:] != ids[:, :-1]], 1) & (ids >= 0)
 

@@ -181,7 +181,7 @@ def _row(parts, filled, value):
 # --- Prefix trees ---------------------------------------------------------------------------------
 
 
-# What a model's layers take beside input_ids and attention_mask, by sequences and not by their tree.
+# Inputs of a model's layers, beside input_ids and attention_mask, that are by sequences and not by their tree.
 NOT_OF_TREES = (
     "inputs_embeds",
     "position_ids",
@@ -298,6 +298,6 @@ def log_probs(logits: torch.Tensor, tree: dict[str, Any], input_ids: torch.Tenso
             f"logits is {list(logits.shape)} and input_ids {list(input_ids.shape)}; "
             f"the tree has {tree['input_ids'].shape[1]} tokens and {list(places.shape)} places"
         )
-    # Of the tree's tokens, not of the sequences', as these are the larger number.
+    # Normalizes the tree's tokens: they are fewer than the sequences'.
     normalized = logits[0].to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
     return normalized[places[:, :-1], input_ids[:, 1:]]

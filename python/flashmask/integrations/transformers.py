@@ -108,7 +108,7 @@ def _from_tree(layers, arguments, inputs, output):
     return output
 
 
-# Of a mask that keeps no documents apart: its rows that are no padding, bool [batch, rows], or None, which is all.
+# Attribute of a mask that keeps no documents apart: rows that are not padding, bool [batch, rows]; None: all.
 _SHOWN = "_shown_rows"
 
 # --- The mask interface ---------------------------------------------------------------------------
@@ -149,7 +149,7 @@ def attention_mask(
 
 # --- The attention interface ----------------------------------------------------------------------
 
-# What would change the result, and is not implemented.
+# Arguments that would change the result and are not implemented.
 _REFUSED = ("position_bias", "head_mask", "cache", "indices", "block_indices", "sinks", "block_mask", "score_mod")
 
 

@@ -181,7 +181,7 @@ def _mask(
     key_value_seq_lengths: Any,
     local_window_size: Any,
 ) -> Mask:
-    """What jax.nn's arguments say, in which row i stands at key i."""
+    """Makes the mask of jax.nn's arguments, in which row i stands at key i."""
     batch, seqlen_q, seqlen_k = q.shape[0], q.shape[1], k.shape[1]
     is_causal = arguments.flag("is_causal", is_causal)
     bounds = None

@@ -26,7 +26,7 @@ def load() -> C.CDLL:
 
 @functools.cache
 def platforms() -> list[str]:
-    """Those of PLATFORMS that this process has devices of, the one that JAX prefers first."""
+    """Members of PLATFORMS that this process has devices of; JAX's preferred one comes first."""
     found = [name for name in PLATFORMS if _has(name)]
     return sorted(found, key=lambda name: (name == "cuda") != (jax.default_backend() == "gpu"))
 
@@ -39,14 +39,14 @@ def _has(platform: str) -> bool:
 
 
 def workspace_bytes(operation: str, args: C.Structure, options: C.Structure) -> int:
-    """What the call needs beside its arrays, from shapes alone; raises what is wrong with it."""
+    """Returns the call's workspace in bytes, from shapes alone; raises if the call is invalid."""
     size = C.c_size_t()
     capi.check(getattr(load(), f"fm_{operation}_workspace")(C.byref(args), C.byref(options), C.byref(size)))
     return size.value
 
 
 def plan_bytes(mask: capi.Mask) -> int:
-    """Of the plan of an fm_mask, from its shapes alone."""
+    """Returns the bytes of an fm_mask's plan, from shapes alone."""
     size = C.c_size_t()
     capi.check(load().fm_plan_bytes(C.byref(mask), C.byref(size)))
     return size.value

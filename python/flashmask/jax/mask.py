@@ -74,7 +74,7 @@ class Mask:
         raise arguments.does_not_change()
 
     def replace(self, **changes: Any) -> Mask:
-        """The same mask with some of the constructor's arguments replaced."""
+        """Returns a copy of the mask with some of the constructor's arguments replaced."""
         return Mask(**{**{name: getattr(self, name) for name in _FIELDS}, **changes})
 
     def __reduce__(self) -> Any:

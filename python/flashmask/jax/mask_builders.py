@@ -31,7 +31,7 @@ class _Jax:
 
     @staticmethod
     def array(x: Any) -> explanation.Array:
-        """Of numpy's arrays, contiguous; of JAX's the form alone."""
+        """Describes an array: numpy's, which are contiguous, with their contents; JAX's by their form alone."""
         return explanation.Array(x.shape, x.dtype.name, pointer=x.ctypes.data if isinstance(x, np.ndarray) else None)
 
     @staticmethod

@@ -64,7 +64,7 @@ def _attention_backward(options, saved, gradients):
 
 
 def _is_zero(gradient):
-    """Whether nothing depends on the result; then there is no array."""
+    """Tells a symbolic zero, which has no array: nothing depends on the result."""
     return isinstance(gradient, jax.custom_derivatives.SymbolicZero)
 
 
@@ -131,7 +131,7 @@ def _call_on(platform, operation, options, results, workspace_bytes, *given):
 
 
 def _attributes(operation, options, given, results):
-    """What bindings/jax/attention.cpp takes beside the arrays, from the structs that this says it in."""
+    """Builds the attributes that bindings/jax/attention.cpp takes beside the arrays."""
     arrays, mask, features, plan = given
     of_call = call_options.make(**options._asdict())
     return dict(

@@ -72,7 +72,7 @@ class Mask:
         return max((x.shape[dim] for name in names if (x := getattr(self, name)) is not None), default=1)
 
     def replace(self, **changes: Any) -> Mask:
-        """The same mask with some of the constructor's arguments replaced."""
+        """Returns a copy of the mask with some of the constructor's arguments replaced."""
         return dataclasses.replace(self, **changes)
 
     def to_dense(self) -> Array:

@@ -80,7 +80,7 @@ def flashmask_attention(
 
 @dataclass(frozen=True)
 class _Call:
-    """What a call says beside query, key and value."""
+    """Arguments of a call beside query, key and value."""
 
     mask: CallMask
     options: dict[str, Any]  # softmax_scale, deterministic and dropout_p

@@ -67,7 +67,7 @@ def _described(x: torch.Tensor) -> explanation.Array:
 
 
 def _place(device: torch.device) -> dict[str, Any]:
-    """What fm_options says of a device."""
+    """Fields of fm_options that name a device."""
     if device.type == "cpu":
         return {"threads": torch.get_num_threads()}
     if device.type != "cuda":

@@ -123,7 +123,7 @@ class Mask:
 
     @property
     def device(self) -> torch.device | None:
-        """Where the tensors are; None without any: such a mask fits every device."""
+        """The device of the tensors; None without any: such a mask fits every device."""
         tensors = self._tensors()
         return tensors[0].device if tensors else None
 
@@ -135,12 +135,12 @@ class Mask:
         return [x for x in (self.bounds, self.block_mask, self.q_pos, self.k_pos) if x is not None]
 
     def _with_tensors(self, change):
-        """The same mask with change(x) in place of each tensor x; this one if none is another then."""
+        """Returns a copy with change(x) in place of each tensor x, or this mask if no tensor changes."""
         changed = {name: change(x) for name in _TENSORS if (x := getattr(self, name)) is not None}
         return self if all(x is getattr(self, name) for name, x in changed.items()) else self.replace(**changed)
 
     def replace(self, **changes: Any) -> Mask:
-        """The same mask with some of the constructor's arguments replaced."""
+        """Returns a copy of the mask with some of the constructor's arguments replaced."""
         return Mask(**{**self._fields(), **changes})
 
     def _fields(self):
@@ -160,11 +160,11 @@ class Mask:
         return mask_gather.gather(self, rows, keys)
 
     def to(self, device: Device, non_blocking: bool = False) -> Mask:
-        """The same mask with its tensors on `device`; this one if they are there already."""
+        """Returns a copy of the mask with its tensors on `device`, or this mask if they are there already."""
         return self._with_tensors(lambda x: x.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Mask:
-        """The same mask with its tensors in pinned host memory, from where to(device, non_blocking=True) does not wait.
+        """Returns a copy of the mask in pinned host memory, so that to(device, non_blocking=True) does not wait.
 
         A DataLoader with pin_memory=True calls it.
         """
@@ -175,11 +175,11 @@ class Mask:
         return self
 
     def cpu(self) -> Mask:
-        """The same mask with its tensors in host memory."""
+        """Returns the mask with its tensors in host memory."""
         return self.to("cpu")
 
     def cuda(self, device: Device | None = None, non_blocking: bool = False) -> Mask:
-        """The same mask with its tensors on a CUDA device, the current one by default."""
+        """Returns the mask with its tensors on a CUDA device, the current one by default."""
         return self.to("cuda" if device is None else device, non_blocking=non_blocking)
 
     # --- The plan ---------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ class Mask:
         return mask_forms.to_startend(self)
 
     def to_block_mask(self, heads: int | None = None, batch: int | None = None) -> BlockMask:
-        """The same mask as torch.nn.attention.flex_attention's BlockMask, with blocks of 128 x 128, to compare with it.
+        """Converts the mask to torch.nn.attention.flex_attention's BlockMask of 128 x 128 blocks, to compare with it.
 
         batch, heads: of the BlockMask; by default the mask's own. A 1 is broadcast by FlexAttention itself, to any
         batch and heads; for a mask of heads_kv pass heads_q, which it divides.

@@ -55,7 +55,7 @@ def visible_rows(mask, begin, end):
 
 
 def predicate(mask, heads):
-    """Whether row q of batch entry b and head h, of `heads`, sees key k: a function of b, h, q, k that broadcasts."""
+    """Makes a broadcasting function of b, h, q, k: row q of batch entry b and head h, of `heads`, sees key k."""
     lo, hi = diagonals(mask)
     pairs = intervals(mask)
     keep = mask.block_mask
@@ -236,7 +236,7 @@ class Vectors:
         self.struct = capi.make(capi.Mask, bounds=tensor(self._room))
 
     def bounds(self):
-        """What was written, on the device; None without vectors."""
+        """Copies the written vectors to the device; None without vectors."""
         vectors = self.struct.bounds.shape[3] if self.struct.bounds.dtype else 0
         if not vectors:
             return None

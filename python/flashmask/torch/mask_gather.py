@@ -65,7 +65,7 @@ def gather_each(mask, rows, keys):
 
 
 def _segments(name, segments, seqlen, ascending=False):
-    """Those that have something, neighbours as one."""
+    """Checks segments, drops empty ones and joins neighbours."""
     runs, last = [], 0
     for n, segment in enumerate(arguments.sequence(name, segments)):
         begin, end = (arguments.integer(f"{name}[{n}]", x) for x in arguments.sequence(f"{name}[{n}]", segment))

@@ -8,7 +8,7 @@ from . import mask_forms
 
 _TEXT_CELLS = 24
 _MOST_TILES = 1 << 22  # of which a picture gives the numbers; mask.stats() counts any number
-# What repr looks at takes a few milliseconds, whatever the mask's size: of larger masks a sample of their keys.
+# Limits of repr, which takes a few milliseconds for any mask: it looks at a sample of the keys of larger ones.
 _TEXT_TILES, _TEXT_COLUMNS, _TEXT_SAMPLE = 1 << 15, 1 << 14, 1531
 _SHADES = "··", "░░", "▒▒", "▓▓", "██"
 _EMPTY, _FULL = "#dedede", "#3b6fb6"
@@ -51,7 +51,7 @@ def description(mask):
 
 
 def _is_readable(mask):
-    """Whether there are contents to look at: not in fake tensors, those without data, or while a graph is captured."""
+    """Tells if contents can be read: not of fake tensors or tensors without data, nor while a graph is captured."""
     lengths = isinstance(mask.seqlen_q, int) and isinstance(mask.seqlen_k, int)
     tensors = mask._tensors()
     made = torch.empty(0, device="cpu")  # fake under a FakeTensorMode
@@ -92,7 +92,7 @@ def _text_cells(mask, side):
 
 
 def _legend(mask, visible, elements, side, count, is_sample=False):
-    """What is visible of the mask that is drawn, and if they are to be counted the tiles of them all."""
+    """Describes the visible share of the drawn mask and, with `count`, the tiles of the whole mask."""
     share = _percent(int(visible.sum()) / max(int(elements.sum()), 1))
     parts = [f"visible about {share}, from a sample of keys" if is_sample else f"visible {share}"]
     if not count:

@@ -52,8 +52,8 @@ def merge_attention(
 
 
 def merge_into_first(outs: list[torch.Tensor], lses: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same of two parts or more in lse's dtype, into the first out's memory: not differentiable, without checks,
-    and each part is read once."""
+    """Merges two parts or more in lse's dtype into the first out's memory: not differentiable, without checks; each
+    part is read once."""
     of_parts = torch.stack(lses)
     lse = of_parts.logsumexp(0)
     weights = torch.exp(of_parts - lse.masked_fill(lse == -torch.inf, 0)).transpose(-1, -2).unsqueeze(-1)

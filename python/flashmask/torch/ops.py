@@ -487,8 +487,8 @@ def _backward(*inputs):
 
 
 def _undifferentiable(operator, below, *inputs):
-    """What an operator returns, without its autograd kernel where no second derivatives can be asked for: that kernel,
-    which refuses them, costs 0.1 ms. below: the operator without it."""
+    """Calls an operator, without its autograd kernel if no second derivatives can be asked for: that kernel, which
+    refuses them, costs 0.1 ms. below: the operator without it."""
     if _is_grad_enabled() or _is_compiling():
         return call(operator, *inputs)
     try:

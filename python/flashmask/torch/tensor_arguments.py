@@ -85,7 +85,7 @@ def check_holds(name, x):
 
 
 def is_readable(tensor):
-    """Whether contents can be looked at for free: in host memory, and not while the code is traced or mapped."""
+    """Tells if contents can be read for free: in host memory, and not while the code is traced or mapped."""
     if torch.compiler.is_compiling() or type(tensor) is not torch.Tensor or tensor.device.type != "cpu":
         return False
     return not is_wrapped_by_transforms(tensor)
