@@ -64,7 +64,7 @@ test:
 	cmake --build --preset release
 	FLASHMASK_TEST_SCALE=$${FLASHMASK_TEST_SCALE:-40} ctest --preset release
 
-# What is set here holds for what it is made of.
+# Variables set here also hold for the prerequisites.
 test-long: export FLASHMASK_TEST_LONG = 1
 test-long: export FLASHMASK_TEST_SCALE = 100
 test-long: export FLASHMASK_FUZZ_SECONDS ?= 360

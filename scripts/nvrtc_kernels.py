@@ -40,7 +40,7 @@ def load(wheels):
 
 
 def compile_unit(nvrtc, wheels, text):
-    """Whether it compiles, and what the compiler said."""
+    """Compiles a unit: whether it succeeded, and the compiler's log."""
     folders = [
         SOURCES / "src",
         SOURCES / "include",

@@ -283,7 +283,7 @@ class Backward(Call):
 
 
 def explained(call, is_backward):
-    """What fm_explain_json says of a call."""
+    """Reads fm_explain_json's explanation of a call."""
     status, text = capi.text_of(
         lib.fm_explain_json, C.byref(call.args), C.c_int(is_backward), C.byref(call.options), None
     )

@@ -128,7 +128,7 @@ def _strings(data):
 
 
 def _parts(cubin, kernel, number):
-    """What decides a kernel's work: bytes, none of which depends on a name."""
+    """Yields the bytes that decide a kernel's work; none depends on a name."""
     text = cubin.by_name[f".text.{kernel}"]
     yield cubin.content(text.name)
     yield struct.pack("<Q", text.flags)
@@ -141,7 +141,7 @@ def _parts(cubin, kernel, number):
 
 
 def _relocations(cubin, kernel):
-    """Where the code is patched when it is loaded, and with what offset into something."""
+    """Packs the places where code is patched when it is loaded, each with its offset into something."""
     symbols, words = cubin.symbols(), []
     for offset, info, addend in struct.iter_unpack("<QQq", cubin.content(f".rela.text.{kernel}")):
         words += [offset, info & 0xFFFFFFFF, addend & 0xFFFFFFFFFFFFFFFF, *symbols[info >> 32][3:]]

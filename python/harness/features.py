@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call asks for beside its mask (docs/features.md), and what that does to an attention in torch."""
+"""Features of a call beside its mask (docs/features.md), and their effect on an attention in torch."""
 
 import ctypes as C
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Features:
         return f"sink {sink}, softcap {self.softcap}, dropout {self.dropout}, partial {self.partial}"
 
     def result_dtype(self, dtype):
-        """Of out and gradients of tensors of this dtype."""
+        """Dtype of out and the gradients for tensors of this dtype."""
         return torch.float32 if self.partial else dtype
 
     def capped(self, scores):
@@ -41,7 +41,7 @@ class Features:
         return self.sink.to(scores.dtype)[None, :, None, None]
 
     def factors(self, batch, heads, seqlen_q, seqlen_k):
-        """What dropout multiplies the weights by, float64 [batch, heads, seqlen_q, seqlen_k] or, without it, 1."""
+        """Dropout's factors of the weights, float64 [batch, heads, seqlen_q, seqlen_k]; 1 without dropout."""
         if not self.dropout:
             return torch.ones((1, 1, 1, 1), dtype=torch.float64)
         kept = torch.empty((batch, heads, seqlen_q, seqlen_k), dtype=torch.bool)

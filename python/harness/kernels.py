@@ -96,7 +96,7 @@ def kernels_of(library, case, arch="sm90", multiprocessors=132, deterministic=Fa
 
 
 def sets_on(library, capability):
-    """Those of SETS that a library has and a GPU of a compute capability, (8, 6), takes."""
+    """Members of SETS that a library has and a GPU of a compute capability, such as (8, 6), takes."""
     case = dict(op="fwd", dtype="bfloat16", batch=1, seqlen=128, heads=1, heads_kv=1, head_dim=64, head_dim_v=64)
 
     def is_taken(name):
@@ -128,9 +128,9 @@ def set_on(device):
 
 
 def explain(library, case, arch="sm90", multiprocessors=132, deterministic=False, capability=None):
-    """What fm_explain_json says of a receipt's case. `capability`: the GPU's; default: the one `arch` is named for."""
+    """Reads fm_explain_json's explanation of a receipt's case. `capability`: the GPU's; default: `arch`'s own."""
     handle, backward = _load(library), case["op"] == "bwd"
-    # Libraries of before there were others would not understand a name.
+    # Libraries that predate other kernels do not understand a name.
     named = {"kernels": arch.encode()} if arch != "sm90" or _has_others(library) else {}
     flags = capi.DETERMINISTIC if deterministic else 0
     named["partial_out"] = "partial" in case
@@ -143,7 +143,7 @@ def explain(library, case, arch="sm90", multiprocessors=132, deterministic=False
 
 
 def _has_others(library):
-    """Whether a library has kernels besides Hopper's."""
+    """Tells if a library has kernels besides Hopper's."""
     return any(info["arch"] != "sm90" for info in table_of(library))
 
 

@@ -107,7 +107,7 @@ def errors(q, k, v, out, lse, visible, scale=None, rows=None, features=NONE):
 
 
 def complaints(found):
-    """What breaks the accuracy rule, as sentences: out at most twice the plain error + 1e-5, lse 1e-3 relative."""
+    """Violations of the accuracy rule, as sentences: out at most twice the plain error + 1e-5, lse 1e-3 relative."""
     if not found["finite"]:
         yield "NaN or infinity where a number belongs"
     if not found["empty"]:
@@ -143,7 +143,7 @@ def gradients(q, k, v, dout, dlse, visible, scale, given_out=None, features=NONE
 
 
 def gradients_plain(q, k, v, dout, dlse, visible, scale, features, factors):
-    """The same with scores, probabilities, dP and dS rounded to q's type and sums in float32, like the results."""
+    """Gradients with scores, probabilities, dP and dS rounded to q's type and sums in float32, like the results."""
     factors = factors.float()
     scores = (q @ k.transpose(-1, -2)).float() * scale
     exact = softmax_plain(features.capped(scores), visible, features)
@@ -180,7 +180,7 @@ def gradient_errors(q, k, v, dout, dlse, out, found, visible, scale=None, featur
 
 
 def gradient_errors_of(q, k, v, dout, dlse, out, calls, visible, scale=None, features=NONE):
-    """The same of several calls' (dq, dk, dv), for float64 once."""
+    """Errors of the (dq, dk, dv) of several calls; float64 is computed once."""
     exact_products()
     torch.backends.cuda.matmul.allow_tf32 = False
     heads, heads_kv = q.shape[2], k.shape[2]
@@ -204,10 +204,10 @@ def gradient_errors_of(q, k, v, dout, dlse, out, calls, visible, scale=None, fea
 
 
 class Totals:
-    """What blocks of rows add up to: the largest errors of dq, and the sums dk and dv.
+    """Totals over blocks of rows: the largest errors of dq, and the sums dk and dv.
 
-    Of the exact gradients, of those for the given out and of the plain implementation. `calls`: their gradients, heads
-    first. `key_shapes`: of dk and dv, likewise.
+    Kept for the exact gradients, the gradients for the given out and the plain implementation. `calls`: each call's
+    gradients, heads first. `key_shapes`: shapes of dk and dv, likewise.
     """
 
     def __init__(self, calls, q, key_shapes):
@@ -264,13 +264,13 @@ class Totals:
 
 
 def largest(error):
-    """Of [batch, heads, ..]; NaN counts as infinity."""
+    """Largest magnitude per head of [batch, heads, ..]; NaN counts as infinity."""
     flat = error.abs().nan_to_num(nan=float("inf")).flatten(2)
     return flat.amax(-1) if flat.shape[-1] else flat.new_zeros(flat.shape[:2])
 
 
 def gradient_complaints(errors):
-    """What breaks the accuracy rule, as sentences: at most twice the plain error + 1e-5 each."""
+    """Violations of the accuracy rule, as sentences: at most twice the plain error + 1e-5 each."""
     for name, (ours, plain) in errors.items():
         allowed = 2 * plain + FINITE_SLACK
         if not bool((ours <= allowed).all()):

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `scripts/gpu-check all` runs on the first GPU of this machine: for each kernel set that it takes the tests, and
+"""Implements `scripts/gpu-check all` on the first GPU of this machine: for each kernel set that the GPU takes, the tests and
 then the measurements that fit it, each a process with a receipt of its own.
 
-Which sets those are the library says, by the GPU's compute capability. Where the GPU takes the tiles of 163 KiB
-(`sm80`), those of 99 KiB (`sm86`) are tested by themselves and measured beside them. Receipts go to $OUT, or to
-benchmarks/results/DEVICE. The last one, all.json, has the device, what ran, and which bars were missed. A run that was
-cut off goes on where it ended, as long as device and library stay the same; --again begins anew.
+The library tells the sets by the GPU's compute capability. If the GPU takes the tiles of 163 KiB (`sm80`), the tiles of
+99 KiB (`sm86`) are tested by themselves and measured beside them. Receipts go to $OUT, or to
+benchmarks/results/DEVICE. The last one, all.json, has the device, the steps, and the missed bars. A run that was cut
+off goes on where it ended, as long as device and library stay the same; --again begins anew.
 
 Needs a Python with torch, numpy and pytest, and nvcc where no library was built.
 """
@@ -111,7 +111,7 @@ def topics_of(name, device):
 
 
 def run_step(step, folder, dry_run):
-    """What all.json keeps of it."""
+    """Runs a step and returns its entry of all.json."""
     words = [*step.words, *(["--dry-run"] if dry_run else [])]
     environment = {**os.environ, kernels.SET_VARIABLE: step.kernels, "OUT": str(folder)}
     begin, now = time.monotonic(), time.time()

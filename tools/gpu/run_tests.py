@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `scripts/gpu-check tests` runs: test programs, the cases of the forward and of the backward kernels, calls that
-are refused, `flashmask verify`, pytest tests/gpu, the PyTorch and the JAX package on the GPU, the cases and tests/gpu
-again on a library with delays, and the cases and the refused calls under compute-sanitizer, if a probe shows that it
-works on this machine. With `--only overhead` what a call of the PyTorch package costs the host, and with `--only
-jax_speed` the JAX package's beside jax.nn's.
+"""Implements `scripts/gpu-check tests`: test programs, the cases of the forward and backward kernels, calls that are
+refused, `flashmask verify`, pytest tests/gpu, the PyTorch and the JAX package on the GPU, the cases and tests/gpu again
+on a library with delays, and the cases and the refused calls under compute-sanitizer, if a probe shows that it works on
+this machine. `--only overhead` measures the cost on the host of a call of the PyTorch package, and `--only jax_speed`
+the JAX package beside jax.nn.
 
-What was not built or not found is left out and named. All of it ends within --seconds. Prints a short summary last and
-leaves a receipt with the tests passed and failed.
+Steps whose files are not built or not found are left out and named. The run ends within --seconds. Prints a short
+summary last and leaves a receipt with the tests passed and failed.
 """
 
 import argparse
@@ -75,12 +75,12 @@ SANITIZER_FOLDERS = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer")
 SANITIZER_FAILED = 99
 PROBE_SECONDS = 60
 STRESS_TESTS = "random or ragged or bounds"
-# What bindings/torch is built to: the operators, and the empty operator that they are compared with.
+# Libraries built from bindings/torch: the operators, and the empty operator that they are compared with.
 TORCH_LIBRARIES = {
     "FLASHMASK_TORCH_LIBRARY": "libflashmask_torch.so",
     "FLASHMASK_EMPTY_OPERATOR": "libflashmask_empty_operator.so",
 }
-JAX_LIBRARY = "libflashmask_jax.so"  # what bindings/jax is built to
+JAX_LIBRARY = "libflashmask_jax.so"  # built from bindings/jax
 # An older version, as `benchmarks.measure.torch_overhead --old` wants it, to compare the host's time with: microseconds
 # depend on the host.
 OLD = "old"
@@ -153,7 +153,7 @@ def run_verify(session, carry, cases, no_limit):
 
 
 def run_pytest(session, name, words, seconds, environment=None, files=("tests/gpu",)):
-    # Of this run alone: another, on another GPU, may have the same parts.
+    # Unique to this run: another, on another GPU, may have the same parts.
     junit = ROOT / "build" / f"{re.sub(r'[^a-z0-9]+', '-', name)}-{os.getpid()}.xml"
     junit.parent.mkdir(exist_ok=True)
     command = [
@@ -181,7 +181,7 @@ def run_pytest(session, name, words, seconds, environment=None, files=("tests/gp
 
 
 def run_large(session):
-    """What has no room for itself beside other tests."""
+    """Runs the tests that have no room beside others."""
     run_pytest(session, "pytest: large", ["-m", "large"], 120)
 
 
@@ -232,7 +232,7 @@ def run_torch(session, carry, words):
 
 
 def jax_environment(session, carry, name):
-    """What the JAX package needs to find its library; None, and the step `name` left out, if there is none."""
+    """Environment in which the JAX package finds its library; None, with the step `name` left out, if there is none."""
     library = Path(os.environ.get("FLASHMASK_JAX_LIBRARY") or carry / JAX_LIBRARY).resolve()
     if library.exists():
         return {"FLASHMASK_JAX_LIBRARY": str(library)}
