@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests in Python share: tests marked long run in `make test-long` alone."""
+"""Hooks of all Python tests: tests marked long run in `make test-long` alone."""
 
 import os
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the GPU benchmarks stand on.
+"""Foundations of the GPU benchmarks.
 
 The paper's cells, FlexAttention's rules for them, tile counts, drawn sparsities, and where a plan's bits lie.
 """

@@ -23,7 +23,7 @@ EVERYWHERE = ("ours", "plan", "deterministic", "flashmask_v3", "fa3", "dense", "
 
 
 class OnTheCpu(TorchFunctionMode):
-    """What asks for the device "cuda" gets host memory."""
+    """Gives host memory to calls that ask for the device "cuda"."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})

@@ -226,7 +226,7 @@ def test_a_case_of_another_set_has_its_kernels_and_those_of_the_small_tiles(libr
 
 
 def test_topics_name_the_kernels_they_run(library):
-    """Those whose modules load without a library: the others say it in the same words."""
+    """Checks the topics whose modules load without a library; the others use equal words."""
     from benchmarks.measure.gpu import time_to_first_output
 
     arguments = argparse.Namespace(kernels=kernels_used.Kernels(), op=["fwd"])

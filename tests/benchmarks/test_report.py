@@ -371,7 +371,7 @@ def sparsity_figures():
 
 @pytest.fixture
 def reported(file, tmp_path, monkeypatch):
-    """What the report makes of receipts: (page, {file name: SVG})."""
+    """Makes a report from receipts: (page, {file name: SVG})."""
     ratios = {"v3_over_ours": 1.2, "v3_over_ours_backward": 1.1}
     monkeypatch.setattr(cell_bars, "V3_FILE", invented.v3_file(tmp_path / "v3.json", file, **ratios))
 

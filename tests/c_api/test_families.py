@@ -15,7 +15,7 @@ DOCUMENTS = ["seqlen", "cu_seqlens", "seqlens", "doc_ids", "position_ids"]
 
 @pytest.fixture(scope="module")
 def names():
-    """What each family takes, in the library's order."""
+    """Arguments of each family, in the library's order."""
     status, text = capi.text_of(capi.load().fm_mask_families_json)
     assert status == capi.OK
     return {family["name"]: family["names"] for family in json.loads(text)["families"]}

@@ -36,7 +36,7 @@ PLAN = ["sm90.plan.classify", "sm90.plan.transpose", "sm90.plan.rank", "sm90.pla
 
 
 def explain_in_host_memory(**options):
-    """What fm_explain_json says of a small call on host tensors."""
+    """Reads fm_explain_json's explanation of a small call on host tensors."""
     options = capi.make(capi.Options, **options)
     q = np.zeros((1, 4, 1, 8), np.float32)
     arguments = capi.make(capi.ForwardArgs, q=q, k=q, v=q, out=q, lse=np.zeros((1, 1, 4), np.float32))

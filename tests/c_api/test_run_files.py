@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `flashmask run --out` writes, read by the safetensors package."""
+"""Files of `flashmask run --out`, read by the safetensors package."""
 
 import os
 import subprocess

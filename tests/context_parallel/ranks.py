@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each process of test_processes.py runs; it says what went wrong in a file."""
+"""Program of each process of test_processes.py; it writes failures to a file."""
 
 import datetime
 import os
@@ -75,7 +75,7 @@ def _loss(out, lse, dout):
 
 
 def shared(placement, rank, mask_index, q, k, v, dout, way="auto"):
-    """The same of this rank's rows."""
+    """Results and gradients of this rank's rows."""
     local = placement.mask(rank, mask_index)
     leaves = [placement.shard(x, rank).requires_grad_() for x in (q, k, v)]
     out, lse = attention(*leaves, local, return_lse=True, way=way)
@@ -83,7 +83,7 @@ def shared(placement, rank, mask_index, q, k, v, dout, way="auto"):
 
 
 def ways(heads_q, heads_kv, world):
-    """Those that these heads allow."""
+    """Ways that these heads allow."""
     divide = heads_q % world == 0 and (heads_kv % world == 0 or world % heads_kv == 0)
     return ("gather", "overlap", "all_to_all") if divide else ("gather", "overlap")
 
@@ -244,13 +244,13 @@ def test_calls_of_the_host(rank, world):
             counts.setdefault((way, dims), []).append((len(forward.names), own))
     segments = max((len(s) for piece in local.pieces for _, _, s in piece.sends), default=0)
     assert world == 1 or rank == world - 1 or segments >= 16, segments
-    # What differs is that entries have unlike numbers of keys.
+    # Counts differ because entries have unlike numbers of keys.
     pairs = (of for of in counts.values() if len(of) == 2)
     assert all(abs(a - b) <= 16 for few, many in pairs for a, b in zip(few, many)), counts
 
 
 def test_infinite_gradients_stay_in_their_column(rank, world):
-    """What moves and adds up gradients takes each element by itself."""
+    """Moving and adding gradients treats each element by itself."""
     mask = Mask(300, 300, causal=True)
     placement = context_parallel.place(mask, world)
     local = placement.mask(rank).to(device())

@@ -132,7 +132,7 @@ def test_the_model_prefers_what_moves_less():
     # A window moves a few keys of eight heads; a full mask with few heads moves what an all-to-all moves many times.
     window = place(masks.sliding_window(131072, 131072, left=1023), 8, heads=(64, 8), head_dim=128).costs()
     assert window["gather"].total < window["all_to_all"].total
-    # What is merged costs more than links inside of a node, and less than slow ones.
+    # Merging costs more than links inside of a node, and less than slow ones.
     causal = place(masks.causal(131072, 131072), 8, heads=(64, 8), head_dim=128)
     assert causal.costs()["gather"].total < causal.costs()["overlap"].total
     assert causal.way(machine=Machine(link=10e9)) == "overlap"

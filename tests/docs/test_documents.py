@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "recipes").glob("*.md"))]
-# What a reader's machine has time for and a test has not; tests/conformance checks the covering list.
+# Shorter commands, as tests lack a reader's time; tests/conformance checks the covering list.
 SHORTER = {"--cases 500": "--cases 5", "bench --seqlen 8192": "bench --seqlen 512", "--covering": "--covering --list"}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 # Placeholders (capitals, dots, brackets) are no commands.
@@ -112,7 +112,7 @@ def test_pages_name_the_head_dims_that_there_are_kernels_for():
 
 
 def test_the_pages_of_the_kernels_have_their_tiles():
-    """Of forward.md all rows, of backward-wide.md the head dims of the wide ones, of sm80.md the backward's rows."""
+    """Checks all rows of forward.md, the wide tiles' head dims of backward-wide.md, the backward's rows of sm80.md."""
     of_forward = [
         (f"{head_dim} / {head_dim_v}", f"{64 * warpgroups} x {keys}, {warpgroups}")
         for head_dim, head_dim_v, warpgroups, keys, *_ in tiles_of("sm90", "Forward")
@@ -139,7 +139,7 @@ def test_the_pictures_of_the_architecture_are_the_scripts():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where a reader stands: the examples, and data of one's own."""
+    """Folder of a reader: the examples, and data of their own."""
     path = tmp_path_factory.mktemp("reader")
     shutil.copytree(ROOT / "examples", path / "examples")
     shutil.copy(ROOT / "examples" / "data" / "sft.jsonl", path / "data.jsonl")

@@ -116,7 +116,7 @@ class Case:
 
 
 def hidden_by(bounds, causal, i):
-    """What the hidden row intervals hide: bool [mask batch, mask heads, rows, keys]."""
+    """Elements in the hidden row intervals: bool [mask batch, mask heads, rows, keys]."""
     v = [bounds[..., n][:, :, None, :] for n in range(bounds.shape[3])]
     i = i[None, None]
     if len(v) == 1:

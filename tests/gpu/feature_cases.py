@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of features make their cases of, with every kernel's head dims."""
+"""Ingredients of the cases of features, with every kernel's head dims."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from harness import kernels
 from harness.features import Features
 from ingredients import document_bounds, random_lengths, two_intervals
 
-# Of every kernel, and some between them, which run in the next larger one.
+# Head dims of every kernel, and some between them, which run in the next larger one.
 ALL_DIMS = sorted({*kernels.head_dims(kernels.default_library(), "fwd"), (8, 8), (72, 40), (128, 64), (200, 136)})
 all_dims = pytest.mark.parametrize("dim, dim_v", ALL_DIMS)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of both directions make their cases of."""
+"""Ingredients of the cases of both directions."""
 
 import dataclasses
 

@@ -188,7 +188,7 @@ def test_a_row_s_nan_is_in_its_dq_alone(dim):
 @dims
 @pytest.mark.parametrize("changed", ["k", "v"])
 def test_infinities_are_in_dq_as_in_the_fast_mode(dim, changed):
-    """Of k: every score of that key is -inf, so that only a product with its weight, 0, shows it."""
+    """An infinite k makes every score of its key -inf, so that only a product with its weight, 0, shows it."""
     case = Case(300, 300, heads=2, dim=dim, causal=True)
     q, k, v = (x.clone() for x in case.tensors())
     q[..., 0] = -1
@@ -275,7 +275,7 @@ def test_documents_do_not_depend_on_their_neighbours(dtype, dim, causal):
 
 @dims
 def test_a_head_does_not_depend_on_the_batch(dim):
-    """The same values alone and inside of a larger call."""
+    """A head has equal values alone and inside of a larger call."""
     bounds = document_bounds(random_lengths(777, 6))
     case = Case(777, 777, batch=3, heads=4, heads_kv=4, dim=dim, causal=True, bounds=bounds)
     dout, dlse = gradient_inputs(case)

@@ -182,7 +182,7 @@ def test_explain_names_the_kernel(dim, dim_v):
 
 @dims
 def test_documents_do_not_touch_each_other(dim):
-    """What is hidden may be NaN in no result: gradients of one document do not depend on another's q and dout."""
+    """Hidden elements make no result NaN: gradients of one document do not depend on another's q and dout."""
     case = featured(
         "all", seqlen_q=300, seqlen_k=300, heads=2, dim=dim, causal=True, bounds=document_bounds([101, 199])
     )

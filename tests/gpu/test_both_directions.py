@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same cases forward and backward: against float64, and bit for bit in every way that must not change a bit."""
+"""Cases both forward and backward: against float64, and bit for bit in every way that must not change a bit."""
 
 import cases
 import numpy as np

@@ -127,7 +127,7 @@ def test_documents_do_not_depend_on_their_neighbours(dtype, dim, causal):
 
 @forward_dims
 def test_a_head_does_not_depend_on_the_batch(dim):
-    """The same values alone and inside of a larger call."""
+    """A head has equal values alone and inside of a larger call."""
     bounds = document_bounds(random_lengths(777, 6))
     case = Case(777, 777, batch=3, heads=4, heads_kv=4, dim=dim, causal=True, bounds=bounds)
     together = check(case)

@@ -11,7 +11,7 @@ from flashmask import capi
 from harness.calls import CallError
 from ingredients import BF16, F16, document_bounds, random_lengths, two_intervals
 
-# What models have, and head_dim_v above head_dim.
+# Head dims of models, and head_dim_v above head_dim.
 PAIRS = [(40, 40), (72, 72), (80, 80), (112, 112), (160, 160), (224, 224), (8, 8), (192, 128), (64, 128), (8, 256)]
 RANDOM_PAIRS = 64
 COLUMNS, SENTINEL = 8, 77.0

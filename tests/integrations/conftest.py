@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all tests of the integrations share."""
+"""Fixtures of all tests of the integrations."""
 
 import harness.inductor_cache  # noqa: F401  before torch compiles
 import pytest

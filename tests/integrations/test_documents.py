@@ -69,7 +69,7 @@ def test_every_model_keeps_documents_apart_or_says_so(name, attention):
 
 
 def test_packed_positions_in_a_cache(attention):
-    """Of either kind, at its beginning and later."""
+    """A cache of either kind, at its beginning and later."""
     import transformers
 
     model, ids = ours("llama", attention), tokens(1, S)

@@ -32,7 +32,7 @@ def batch_for(task, length=LENGTH):
 # --- The recipe -------------------------------------------------------------------------------------
 
 
-# What appendix A.2.1 says: answers, and the fewest tokens of a document, which are also the most of padding.
+# From appendix A.2.1: answers, and the fewest tokens of a document, which are also the most of padding.
 PAPER = {"sft": (1, 128), "lora": (1, 128), "dpo": (2, 128), "rm": (6, 512)}
 PAPER_DOCUMENTS = {4096: 3, 8192: 4}  # of reward models, at most; 10 of all others
 

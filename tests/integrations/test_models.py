@@ -55,7 +55,7 @@ def check(model, attention, ids, weight=None, theirs=None, **inputs):
 
 
 def extra(name, ids):
-    """What a model wants beside tokens: images, two of them and one at the end, for Gemma 3."""
+    """Inputs of a model beside tokens: for Gemma 3 images, two and one at the end."""
     if name != "gemma3":
         return {}
     types = torch.zeros_like(ids)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all tests of the JAX package share."""
+"""Fixtures of all tests of the JAX package."""
 
 import os
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the package is compared with: jax.nn's attention of the same arrays in float32, and the inputs of both.
+"""Reference for the package: jax.nn's attention of the same arrays in float32, and the inputs of both.
 
 The tests run on JAX's default device. On a GPU its backend takes bfloat16 and float16 and head dims of 64 and 128.
 """
@@ -11,7 +11,7 @@ import numpy as np
 ON_GPU = jax.default_backend() == "gpu"
 DTYPE = jnp.bfloat16 if ON_GPU else jnp.float32
 HEAD_DIM = 64 if ON_GPU else 16
-# Of the largest element: results are rounded to their dtype, and so are the weights of the values.
+# Relative to the largest element: results are rounded to their dtype, and so are the weights of the values.
 TOLERANCES = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2.5e-3}
 SAME = TOLERANCES["bfloat16"] if ON_GPU else 1e-6  # on a GPU the sums of a gradient may be in another order
 NAMES = "out", "residual", "dq", "dk", "dv"
@@ -81,7 +81,7 @@ def compare(rng, function, arrays, visible, scale=None):
 
 
 def assert_all_close(got, want):
-    """Of what results() returns."""
+    """Compares all that results() returns."""
     for name, x, y in zip(NAMES, got, want):
         assert_close(x, y, TOLERANCES[got[0].dtype.name], name)
 
@@ -92,7 +92,7 @@ def stacked(trees):
 
 
 def assert_close(got, want, tolerance, name=""):
-    """The same -inf, and otherwise within `tolerance` of the largest element of `want`, or of 1."""
+    """Compares: -inf at equal places, and otherwise within `tolerance` of the largest element of `want`, or of 1."""
     assert got.shape == want.shape, name
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
     finite = np.isfinite(want)

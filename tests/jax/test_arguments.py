@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What dot_product_attention refuses, and what it says then."""
+"""Arguments that dot_product_attention refuses, and its messages."""
 
 import flashmask
 import jax

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What importing and calling flashmask.jax loads, and what it says where something is missing."""
+"""Modules that importing and calling flashmask.jax load, and its messages if something is missing."""
 
 import os
 import subprocess

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a process has a CPU and a GPU: both calls are traced, and the platform decides when the program is lowered.
+"""Processes with a CPU and a GPU: both calls are traced, and the platform decides when the program is lowered.
 
-The tests see two platforms also where there is no GPU. There the library refuses to size a call for CUDA, so the one
-that is traced has no workspace; it is lowered all the same, and never run.
+The tests see two platforms without a GPU, too. The library then refuses to size a call for CUDA, so the call that is
+traced has no workspace; it is lowered all the same, and never run.
 """
 
 import ctypes as C
@@ -100,7 +100,7 @@ def sizes_of_an_h100(monkeypatch):
 
 
 def workspaces(function, *arguments):
-    """Of the calls in the program for CUDA: (name, bytes)."""
+    """Workspaces of the calls in the program for CUDA: (name, bytes)."""
     text = jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
     found = re.findall(r"@flashmask_(forward|backward)\(.*-> \(.*tensor<(\d+)xui8>\)", text)
     return [(name, int(size)) for name, size in found]

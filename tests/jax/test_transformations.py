@@ -230,7 +230,7 @@ def test_gradients_of_a_mapped_forward_that_are_taken_one_by_one(rng, name):
     """And all together, but by a vmap that no longer knows which masks were one for all."""
     masks, arrays = MASKS_TO_MAP[name](), many_inputs(rng, 3)
     mask, axis = (masks[0], None) if name == "one for all" else (stacked(masks), 0)
-    # What a vjp keeps is in the leaves of the function that it gives.
+    # The function that a vjp returns keeps its residuals in its leaves.
     back_of = lambda q, k, v, mask: jax.vjp(lambda *x: dot_product_attention(*x, mask), q, k, v)[1]
     backs = jax.vmap(back_of, in_axes=(0, 0, 0, axis))(*arrays, mask)
     douts = jnp.cos(jnp.asarray(arrays[0]))

@@ -23,7 +23,7 @@ def attention(q, k, v, visible, scale=None, kept=1):
 
 
 def visible(seqlen_q, seqlen_k, indices=None, causal=False, window=None, block_mask=None):
-    """What the arguments of Paddle's function say, bool [batch, heads, rows, keys]."""
+    """Visibility by the arguments of Paddle's function, bool [batch, heads, rows, keys]."""
     i = paddle.arange(seqlen_q, dtype="int32").reshape([seqlen_q, 1])
     j = paddle.arange(seqlen_k, dtype="int32").reshape([1, seqlen_k])
     seen = paddle.ones([1, 1, seqlen_q, seqlen_k], dtype="bool")

@@ -149,7 +149,7 @@ def state_of(seed, offset):
 
 
 def kept_of(state, p, *shape):
-    """What dropout multiplies the weights by, float64."""
+    """Dropout's factors of the weights, float64."""
     return fm.dropout_mask(state, p, *shape).astype("float64") * (65536 / (65536 - round(p * 65536)))
 
 

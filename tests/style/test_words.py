@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the frontends say when they raise: no words stand twice."""
+"""Messages of the frontends' errors: no words stand twice."""
 
 import ast
 import collections

@@ -70,7 +70,7 @@ def check_cpp(mask, family, seqlen, **parameters):
 
 
 def ways_to_give(lengths):
-    """The same documents in every form that can say them."""
+    """Yields equal documents in every form that can express them."""
     ends = [0]
     for length in lengths:
         ends.append(ends[-1] + length)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all tests of the PyTorch package share. The device they run on: devices.py."""
+"""Fixtures of all tests of the PyTorch package. The device they run on: devices.py."""
 
 import random
 import sys

@@ -35,7 +35,7 @@ def _with_sink(scores, v, sink, weights):
 
 
 def assert_close(got, want, name="", tolerance=1e-5):
-    """The same -inf, and otherwise within `tolerance` of the largest element of `want`, or of 1."""
+    """Compares: -inf at equal places, and otherwise within `tolerance` of the largest element of `want`, or of 1."""
     got, want = got.double(), want.double()
     assert got.shape == want.shape, name
     finite = torch.isfinite(want)

@@ -15,7 +15,7 @@ ON_CUDA = DEVICE.type == "cuda"
 if ON_CUDA and DEVICE.index is None:
     DEVICE = torch.device("cuda", 0)  # as tensors name it
 DTYPE = torch.bfloat16 if ON_CUDA else torch.float32
-# Of the largest element: out is rounded to its dtype, and so are the weights of the values; lse is float32 throughout.
+# Relative to the largest element: out and the weights of the values are rounded to out's dtype; lse stays float32.
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2.5e-3}
 LSE_TOLERANCE = 1e-3
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What check_wheel runs first, without torch: the wheel's library needs only the system's C and C++ runtimes."""
+"""First step of check_wheel, without torch: the wheel's library needs only the system's C and C++ runtimes."""
 
 import ctypes
 import importlib.util

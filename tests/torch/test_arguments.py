@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every public function says to arguments that are wrong: the argument, what was got, what is accepted."""
+"""Messages of every public function for wrong arguments: the argument, the value, the accepted values."""
 
 import re
 import sys

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the builders refuse, what they take in place of lists, and that they look at no values of tensors."""
+"""Builders: refused arguments, arguments in place of lists, and no look at values of tensors."""
 
 import numpy as np
 import pytest

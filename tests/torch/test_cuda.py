@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What only CUDA tensors can show: what runs on the device, and refusals.
+"""Checks that need CUDA tensors: the work on the device, and refusals.
 
 Needs FLASHMASK_TEST_DEVICE=cuda. Streams, graphs and several devices: test_cuda_streams.py; masks there:
 test_cuda_masks.py.

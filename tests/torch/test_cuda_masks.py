@@ -16,7 +16,7 @@ pytestmark = cuda_only
 
 
 def same(on_device, on_host):
-    """The same mask, bit for bit, on the device."""
+    """Asserts that the mask on the device equals the host's bit for bit."""
     assert (on_device.seqlen_q, on_device.seqlen_k, on_device.causal, on_device.window, on_device.q_offset) == (
         on_host.seqlen_q,
         on_host.seqlen_k,

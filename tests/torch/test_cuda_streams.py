@@ -119,7 +119,7 @@ def captured(call):
 
 @pytest.mark.parametrize("as_mask", [False, True])
 def test_a_graph_makes_its_plan(as_mask):
-    """Of a tensor or a Mask: a replay follows the contents of both the inputs and the mask."""
+    """A replay follows the contents of the inputs and of the mask, a tensor or a Mask."""
     inputs, bounds = tensors(), bounds_of()
     mask = Mask(S, S, bounds=bounds, causal=True)
     arguments = {} if as_mask else {"causal": True}

@@ -43,7 +43,7 @@ def test_bounds(causal, vectors, names):
 
 
 def test_what_is_executed_agrees_with_the_plan():
-    """Of 11 x 6 tiles of 64 x 128 on the CPU 9 are live: rows and keys below 300, not above the diagonal; 8 heads.
+    """On the CPU 9 of 11 x 6 tiles of 64 x 128 are live: rows and keys below 300, not above the diagonal; 8 heads.
 
     On CUDA the plan is not read, and tiles have 128 rows: 8 x 36.
     """

@@ -69,7 +69,7 @@ def compare(call, want, leaves, tolerance=None):
 
 
 def kept_weights(state, p, batch, rows, keys):
-    """What dropout multiplies each weight by."""
+    """Dropout's factor of each weight."""
     return flashmask.dropout_mask(state, p, batch, HEADS, rows, keys) * (65536 / (65536 - round(p * 65536)))
 
 
@@ -443,7 +443,7 @@ def test_sinks_that_do_not_fit_the_parts():
 
 
 class Module(torch.nn.Module):
-    """What transformers' eager attention reads of its module."""
+    """Module with the attributes that transformers' eager attention reads."""
 
     num_key_value_groups, head_dim = 2, 16
 

@@ -158,7 +158,7 @@ def test_repr_says_that_it_is_a_sample():
 
 
 def test_another_default_device_changes_nothing():
-    """What is counted is counted in host memory."""
+    """Counting happens in host memory."""
     for mask in (masks.causal_document(seqlens=[200, 100]), masks.causal(300)):
         ask = lambda: (mask.stats(), repr(mask), mask.plot(), mask.to_startend()[0].tolist())  # noqa: B023, E731
         want = ask()

@@ -228,14 +228,14 @@ GRADIENT_STRIDES = [bhsd, sbhd, off_boundaries, last_first, expanded, rows_expan
 
 
 def backward_arguments(q, k, v):
-    """Of flashmask::backward without a mask, behind dout and dlse."""
+    """Arguments of flashmask::backward without a mask, behind dout and dlse."""
     out, lse = attend(q, k, v)
     return q, k, v, out, lse, None, None, None, None, False, None, -1, -1, True, "auto"
 
 
 @pytest.mark.parametrize("change", GRADIENT_STRIDES)
 def test_gradients_of_any_strides(change):
-    """What reaches out and lse; the result is that of contiguous ones, bit for bit."""
+    """Gradients of out and lse with any strides give the result of contiguous ones, bit for bit."""
     q, k, v = inputs()
     arguments = backward_arguments(q, k, v)
     dout, dlse = change(torch.randn_like(arguments[3])), change(torch.randn_like(arguments[4])[..., None])[..., 0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies past the last row and key that a mask lets through counts as zeros: memory nobody has written may hold NaN.
+"""Memory past the last row and key that a mask lets through counts as zeros: unwritten, it may hold NaN.
 
 Hopper's kernels need it to be finite."""
 

@@ -42,7 +42,7 @@ def exported(function, inputs, **options):
 
 
 def loaded_again(program):
-    """What is read from the file that the program is saved to."""
+    """Saves a program to a file and loads it again."""
     file = io.BytesIO()
     torch.export.save(program, file)
     file.seek(0)
@@ -95,7 +95,7 @@ def shared_mask(q, k, v):
     return flashmask_attention(q, k, v, SHARED)
 
 
-# What is mapped, along which of its dimensions, and the call: 3 calls of a batch of 2.
+# The mapped function, its tensors and the dimension that each is mapped along: 3 calls of a batch of 2.
 MAPPED = {
     "a mask for all": lambda: (shared_mask, mapped_tensors(3, 2), (0, 0, 0)),
     "queries alone": lambda: (shared_mask, [mapped_tensors(3, 2)[0], *mapped_tensors(2)[1:]], (0, None, None)),
@@ -135,7 +135,7 @@ def test_vmap_within_vmap():
 
 
 def test_gradients_of_what_vmap_maps():
-    """Of autograd, from outside."""
+    """Checks gradients by autograd, from outside of vmap."""
     leaves = [x.requires_grad_() for x in mapped_tensors(3, 2)]
     dout = torch.randn(3, 2, 20, 2, *head_dims(16), device=DEVICE, dtype=DTYPE)
     call = lambda q, k, v: flashmask_attention(q, k, v, causal=True, deterministic=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What mypy says of a user's program (style.types): right_use passes, and each line of wrong_use has an error.
+"""A user's program for mypy (style.types): right_use passes, and each line of wrong_use has an error.
 
 mypy is strict here. It refuses calls of functions without annotations, and an `ignore` beside which there is no error.
 """

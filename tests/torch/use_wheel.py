@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What check_wheel runs where the wheel is installed: the libraries are the wheel's, and attention is right."""
+"""Step of check_wheel with the wheel installed: the libraries are the wheel's, and attention is right."""
 
 import sys
 from importlib import metadata

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Implements `scripts/gpu-check all` on the first GPU of this machine: for each kernel set that the GPU takes, the tests and
-then the measurements that fit it, each a process with a receipt of its own.
+"""Implements `scripts/gpu-check all` on the first GPU of this machine: for each kernel set that the GPU takes, the
+tests and then the measurements that fit it, each a process with a receipt of its own.
 
 The library tells the sets by the GPU's compute capability. If the GPU takes the tiles of 163 KiB (`sm80`), the tiles of
-99 KiB (`sm86`) are tested by themselves and measured beside them. Receipts go to $OUT, or to
-benchmarks/results/DEVICE. The last one, all.json, has the device, the steps, and the missed bars. A run that was cut
-off goes on where it ended, as long as device and library stay the same; --again begins anew.
+99 KiB (`sm86`) are tested by themselves and measured beside them. Receipts go to $OUT, or to benchmarks/results/DEVICE.
+The last one, all.json, has the device, the steps, and the missed bars. A run that was cut off goes on where it ended,
+as long as device and library stay the same; --again begins anew.
 
 Needs a Python with torch, numpy and pytest, and nvcc where no library was built.
 """
