@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which GPU kernels a library holds, their machine code, and which of them it would run for a call. Needs no GPU.
+"""GPU kernels of a library, their machine code, and the kernels that it would run for a call. Needs no GPU.
 
 A kernel is known by its id, such as "sm90.bwd.bf16.d128.dv128.c2", which stays what it is when code is renamed or moved
 (KernelInfo in attention.h says how ids are made). Its hash changes when its machine code does, or how it is launched.
@@ -17,7 +17,7 @@ from . import cubin
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACES = ("build/gpu-carry/libflashmask.so", "build/gpu/src/libflashmask.so", "build/release/src/libflashmask.so")
-SETS = ("sm90", "sm80", "sm86")  # of kernels, in the order in which "auto" takes them
+SETS = ("sm90", "sm80", "sm86")  # sets of kernels, in the order in which "auto" takes them
 SET_VARIABLE = "FLASHMASK_KERNELS"
 NOWHERE = 1 << 12  # the address of tensors that are described and never read
 
@@ -73,7 +73,7 @@ def head_dims(library, op):
     """[(head_dim, head_dim_v)] that a library has attention kernels of for an op, "fwd" or "bwd", in order; none of a
     build without CUDA."""
     found = {(info["head_dim"], info["head_dim_v"]) for info in table_of(library) if info["op"] == op}
-    return sorted(found - {(0, 0)})  # of kernels for any
+    return sorted(found - {(0, 0)})  # (0, 0): kernels for any head dims
 
 
 def dtypes(library):

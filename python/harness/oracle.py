@@ -242,7 +242,7 @@ class Totals:
             total += of_key_heads(x.double(), total.shape[1])
 
     def errors(self):
-        """For each call: a head is as good as the better of its two comparisons."""
+        """Errors of each call: a head is as good as the better of its two comparisons."""
         return [self.errors_of(n, ours) for n, ours in enumerate(self.calls)]
 
     def errors_of(self, call, ours):

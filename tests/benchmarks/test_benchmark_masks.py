@@ -45,7 +45,7 @@ def test_live_shares_of_the_cells(name):
 
 
 def visible_by_bounds(indices, causal, seqlen):
-    """From the intervals, element by element."""
+    """Computes it from the intervals, element by element."""
     rows = np.arange(seqlen)[:, None]
     seen = np.ones((seqlen, seqlen), bool)
     for interval in visible_tiles.hidden_intervals(indices, causal, seqlen):
@@ -136,7 +136,7 @@ def test_block_masks_have_their_share_of_live_blocks(seqlen, sparsity):
     assert drawn.shape == (seqlen // 128, seqlen // 128) and drawn.mean() == block_masks.live_share(seqlen, sparsity)
     assert abs(drawn.mean() - (1 - sparsity)) < 2e-4
     assert (drawn != block_masks.draw(seqlen, sparsity, seed=1)).any()
-    apart = drawn.mean(0) - drawn.mean()  # of the columns, which are drawn as all blocks are
+    apart = drawn.mean(0) - drawn.mean()  # deviations of the columns, which are drawn as all blocks are
     assert abs(apart).max() < 6 * (drawn.std() / len(drawn) ** 0.5)
 
 

@@ -23,7 +23,7 @@ def test_a_device_is_asked_for_what_fits_it():
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("torch")  # for the progress
+    pytest.importorskip("torch")  # the progress needs it
     monkeypatch.setenv("OUT", str(tmp_path))
     monkeypatch.setattr(run_all.kernels, "sets_on", lambda library, capability: ["sm80", "sm86"])
     monkeypatch.setattr(run_all.kernels_used, "library_path", lambda: "ours.so")
@@ -57,7 +57,7 @@ def test_a_missed_bar_is_no_failure_and_a_lost_receipt_is(tmp_path):
     (tmp_path / "fwd.json").write_text(json.dumps(made))
     found = run_all.outcome(step, 1, tmp_path, 0)
     assert found["state"] == run_all.MISSED and found["missed"] == [missed]
-    assert run_all.outcome(step, 1, tmp_path, 1e12)["state"] == run_all.FAILED  # of an earlier run
+    assert run_all.outcome(step, 1, tmp_path, 1e12)["state"] == run_all.FAILED  # left by an earlier run
     assert run_all.outcome(step._replace(name="tests"), 1, tmp_path, 0)["state"] == run_all.FAILED
 
 

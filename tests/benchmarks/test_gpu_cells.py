@@ -18,7 +18,7 @@ from benchmarks.measure.gpu import backward_cell, forward_cell, paper  # noqa: E
 from benchmarks.peers import fa3, flashmask_v3  # noqa: E402
 
 SEQLEN, TOKENS, HIDDEN, HEAD_DIM = 1024, 2048, 64, 64
-EVERY_FORM = ("document", "qk_sparse", "global_sliding_window")  # of bounds, with a causal document's one vector
+EVERY_FORM = ("document", "qk_sparse", "global_sliding_window")  # all bounds, with a causal document's one vector
 EVERYWHERE = ("ours", "plan", "deterministic", "flashmask_v3", "fa3", "dense", "matmul")
 
 
@@ -315,7 +315,7 @@ def test_a_backend_of_pytorch_agrees_or_is_left_out(on_the_cpu, op):
 def test_sdpa_has_the_mask_as_a_dense_matrix_and_no_grouped_heads(on_the_cpu, monkeypatch, op):
     monkeypatch.setitem(forward_cell.SDPA_BACKENDS, "sdpa", forward_cell.SDPBackend.MATH)  # the one that CPUs have
     asked = ("ours", "plan", "sdpa")
-    assert "sdpa" in measured(op, "document", contenders=asked, verify=False)[2]  # where it agrees with ours
+    assert "sdpa" in measured(op, "document", contenders=asked, verify=False)[2]  # it agrees with ours
     assert "sdpa" not in measured(op, "causal", heads_kv=2, contenders=asked, verify=False)[2]
 
 
@@ -343,7 +343,7 @@ def test_v3_s_scratch_memory_is_as_large_as_it_asks_for(on_the_cpu):
 
 
 def test_the_functions_of_v3_take_what_they_are_declared_to_take():
-    """As many arguments, and pointers, integers and the scale in the same places."""
+    """Compares the number of arguments, and the places of pointers, integers and the scale."""
     for names, types_ in ((FORWARD, flashmask_v3.FORWARD), (BACKWARD, flashmask_v3.BACKWARD)):
         integers = ("B", "S", "Sk", "H", "Hk", "D", "Hm", "causal", "deterministic")
         assert types_ == [C.c_float if n == "scale" else C.c_int if n in integers else C.c_void_p for n in names]

@@ -151,7 +151,7 @@ def test_samples_are_told_by_middle_and_middle_half():
     assert medians.time_figures(values) == {"ms": 3.0, "ms_spread": [2.0, 4.0], "rounds": 5}
     assert medians.spread([7.0, None]) == [7.0, 7.0]
     found = medians.ratio_figures("ratio", [2.0, 9.0, 6.0, 8.0], [1.0, None, 2.0, 2.0])
-    assert found == {"ratio": 3.0, "ratio_spread": [2.5, 3.5]}  # of rounds, not of medians: 2, 3 and 4
+    assert found == {"ratio": 3.0, "ratio_spread": [2.5, 3.5]}  # ratios of rounds, not of medians: 2, 3 and 4
 
 
 # --- Kernels ----------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ def test_what_is_no_library_of_this_torch_is_left_out(tmp_path, monkeypatch):
         ("full", (96, 96), "no head dims 96 and 96"),
         ("causal", (128, 64), "no head dims 128 and 64"),
         ("document", (192, 128), "no packed sequences of head dims 192 and 128"),
-        ("full", (192, 128), "does not load it"),  # which it would take
+        ("full", (192, 128), "does not load it"),  # the call would take it
     ],
 )
 def test_head_dims_that_fa3_was_not_built_for_are_left_out(tmp_path, monkeypatch, mask, dims, text):

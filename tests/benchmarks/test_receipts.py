@@ -159,7 +159,7 @@ def test_receipts_of_the_same_kernels_are_fresh(file, made):
     [
         (FWD, {("fwd", 128, "full"), ("fwd", 128, "causal"), "maskcost"}),
         ("sm90.bwd.bf16.d64.dv64.c2.convert_dq", {("bwd", 64, "full"), ("bwd", 64, "causal")}),
-        ("sm90.bwd.bf16.d128.dv128.c2.split", set()),  # which no cell runs
+        ("sm90.bwd.bf16.d128.dv128.c2.split", set()),  # no cell runs it
         ("sm90.bwd.bf16.d128.dv128.c2.reduce_dkv", set()),  # nor this, without grouped heads
     ],
 )
@@ -351,7 +351,7 @@ def test_bars(file, v3, cudnn, passed):
     assert [c["bar"] for c in found] == [1.0, 1.15, 1.05, 1.05]
     assert found[0]["got"] == pytest.approx(v3) and found[1]["got"] == pytest.approx(v3)
     assert [line[:4] for line in cell_bars.check_lines(found)] == [("FAIL", "PASS")[p] for p in passed]
-    grouped = invented.case(file, "causal", heads_kv=8, flashmask_v3=0.1, cudnn=0.1)  # which has no bars
+    grouped = invented.case(file, "causal", heads_kv=8, flashmask_v3=0.1, cudnn=0.1)  # grouped heads have no bars
     assert cell_bars.checks(cell_bars.rows_of([*made["cases"], grouped])) == found
 
 

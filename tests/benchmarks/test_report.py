@@ -213,7 +213,7 @@ def test_peers_without_a_receipt_count_next_to_the_receipts_kernels_alone(file, 
     neither, _ = documented(*slices(file), kernel_hashes={**hashes, FWD: "old"})
     assert not any(line.startswith("| d = 128, 8K | causal | 0.94") for line in neither)
     other_planner = {**fake_kernels.hashes(file)["kernels"], "sm90.plan.rank": "old"}
-    page, _ = documented(*slices(file), kernel_hashes=other_planner)  # of which their times hardly depend
+    page, _ = documented(*slices(file), kernel_hashes=other_planner)  # times hardly depend on it
     assert "| d = 128, 8K | causal | 0.94 / 1.02 | 1.47 |" in page
 
 

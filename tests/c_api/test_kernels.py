@@ -113,7 +113,7 @@ def test_the_command_compares_code_whatever_it_is_called():
     result = subprocess.run(
         [ROOT / "scripts/kernel-hash", LIBRARY, "--same-code-as", LIBRARY], capture_output=True, text=True, check=True
     )
-    count = len(cubin.kernel_digests(LIBRARY))  # those of attention and plans, and those that build masks
+    count = len(cubin.kernel_digests(LIBRARY))  # kernels of attention and plans, and kernels that build masks
     assert count > len(kernels.table_of(LIBRARY))
     assert result.stdout.startswith(f"{count} of {count} kernels are the same code")
 
@@ -149,7 +149,7 @@ PARTIAL = [f"sm90.bwd.bf16.d128.dv128.c2{part}" for part in (".partial.preproces
         ({**CASE, "partial": "float32"}, ["sm90.fwd.bf16.d128.dv128.c3.sink.pos.partial"]),
         ({**CASE, "op": "bwd", "partial": "float32"}, PARTIAL),
         (
-            {**SMALL, "op": "bwd", "partial": "float32"},  # of one key tile, whose query heads are split
+            {**SMALL, "op": "bwd", "partial": "float32"},  # one key tile, whose query heads are split
             [*PARTIAL, "sm90.bwd.bf16.d128.dv128.c2.partial.reduce_dkv"],
         ),
         (
@@ -195,7 +195,7 @@ def test_a_gpu_takes_the_sets_that_are_meant_for_it(monkeypatch):
         expected = [name for name in names if name in built or (name == "sm86" and "sm80" in built)]
         assert kernels.sets_on(LIBRARY, capability) == expected
     if built == {"sm80", "sm90"}:
-        monkeypatch.setenv("FLASHMASK_KERNELS", "sm86")  # which is about calls that name none
+        monkeypatch.setenv("FLASHMASK_KERNELS", "sm86")  # for calls that name no kernels
         assert kernels.kernels_of(LIBRARY, CASE)[-1] == "sm90.fwd.bf16.d128.dv128.c3"
         of_set = [kernels.kernels_of(LIBRARY, CASE, arch)[-1] for arch in ("sm80", "sm86")]
         assert of_set == ["sm80.fwd.bf16.d128.dv128.k163", "sm80.fwd.bf16.d128.dv128.k99"]

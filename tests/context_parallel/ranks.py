@@ -296,7 +296,7 @@ def test_disagreements(rank, world):
     text = message_of(lambda: attention(q, k, v, mine.mask(rank), check=True))
     assert "the mask or the placement of ranks [1] " in text, text
     before = dist.get_debug_level()
-    dist.set_debug_level(dist.DebugLevel.INFO)  # where it is on by itself
+    dist.set_debug_level(dist.DebugLevel.INFO)  # turns the check on by itself
     try:
         assert "ranks [1]" in message_of(lambda: attention(q, k, v, mine.mask(rank)))
     finally:

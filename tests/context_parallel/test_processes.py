@@ -74,7 +74,7 @@ def test_every_visible_element_is_computed_once(name, world, scheme):
                 if p == rank
             ]
             assert waits == sends
-        if mask.block_mask is None and mask.q_pos is None:  # of which the least is known
+        if mask.block_mask is None and mask.q_pos is None:  # the least is known then
             assert local.received_keys <= 1.05 * placement.received_rows()[rank]
     assert total == mask.to_dense().sum()
 

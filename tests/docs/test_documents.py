@@ -59,7 +59,7 @@ def linking_pages():
 
 
 def anchor_of(heading):
-    """As GitHub makes it: words in lower case, hyphens for spaces."""
+    """Makes an anchor as GitHub does: words in lower case, hyphens for spaces."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 

@@ -15,7 +15,7 @@ from harness.features import NONE, Features
 
 DEVICE = torch.device(os.environ.get("FLASHMASK_TEST_DEVICE", "cuda"))
 BLOCK = 128
-GRANULE_ROWS = 64  # of the plan, which are 64 x 128
+GRANULE_ROWS = 64  # rows of the plan's granules of 64 x 128
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Case:
     layout: str = "bshd"
     seed: int = 0
     inputs: tuple = field(default=None, repr=False)
-    dim_v: int = None  # as dim
+    dim_v: int = None  # default: dim
     features: Features = field(default_factory=lambda: NONE)
     q_pos: torch.Tensor = None
     k_pos: torch.Tensor = None
@@ -171,7 +171,7 @@ def live_tiles(case, rows_of_tile, chunk=4096):
 
 
 def any_of(seen, rows_of_tile):
-    """Which tiles of rows_of_tile x 128 have a visible element."""
+    """Tiles of rows_of_tile x 128 that have a visible element."""
     seen = torch.nn.functional.pad(seen, (0, -seen.shape[3] % BLOCK, 0, -seen.shape[2] % rows_of_tile))
     return seen.unflatten(3, (-1, BLOCK)).any(4).unflatten(2, (-1, rows_of_tile)).any(3)
 
@@ -183,7 +183,7 @@ def greatest_of(positions, size):
 
 
 def some_in_band(case, rows):
-    """Which granules of these rows have positions that the band may let see each other: [1 or batch, 1, rows, keys]."""
+    """Granules of these rows whose positions the band may let see each other: [1 or batch, 1, rows, keys]."""
     lo, hi = case.edges()
     of_rows, of_keys = case.q_pos[:, rows].long(), case.k_pos.long()
     row_least, row_greatest = -greatest_of(-of_rows, GRANULE_ROWS), greatest_of(of_rows, GRANULE_ROWS)

@@ -24,7 +24,7 @@ def kernel_dims(op):
 FORWARD_DIMS = kernel_dims("fwd")
 DIMS = [d for d in FORWARD_DIMS if d in kernel_dims("bwd")]
 forward_dims = pytest.mark.parametrize("dim", FORWARD_DIMS)
-dims = pytest.mark.parametrize("dim", DIMS)  # of both directions
+dims = pytest.mark.parametrize("dim", DIMS)  # head dims of both directions
 
 
 def ints(values):

@@ -3,7 +3,7 @@
 
 import transformers
 
-WINDOW = 24  # of the models that have one
+WINDOW = 24  # window of the models that have one
 CHUNK = 32
 IMAGE = 255  # token
 _SMALL = dict(

@@ -34,14 +34,14 @@ def batch_for(task, length=LENGTH):
 
 # From appendix A.2.1: answers, and the fewest tokens of a document, which are also the most of padding.
 PAPER = {"sft": (1, 128), "lora": (1, 128), "dpo": (2, 128), "rm": (6, 512)}
-PAPER_DOCUMENTS = {4096: 3, 8192: 4}  # of reward models, at most; 10 of all others
+PAPER_DOCUMENTS = {4096: 3, 8192: 4}  # most documents of reward models; all others have 10
 
 
 @pytest.mark.parametrize("task", PAPER)
 @pytest.mark.parametrize("seqlen", [4096, 8192, 16384])
 def test_sequences_follow_the_recipe(task, seqlen):
     rng, (k, least), counts, padding, places = np.random.default_rng(0), PAPER[task], set(), [], []
-    low, high = 0.1 / (1 + 0.1 * k), 0.2 / (1 + 0.2 * k)  # of an answer's length over its document's
+    low, high = 0.1 / (1 + 0.1 * k), 0.2 / (1 + 0.2 * k)  # bounds of an answer's length over its document's
     for _ in range(150):
         layout = recipe.draw(rng, task, seqlen)
         counts.add(len(layout.documents))
@@ -83,7 +83,7 @@ def test_batch_and_mask_are_of_one_layout(task):
         assert torch.equal(contenders.Ours("cpu").mask(batch).to_dense(), dense)
         assert batch.seqlen == LENGTH and (batch.position_ids[0] == dense[0, 0].sum(1) - 1).all()
         assert torch.equal(batch.input_ids[0] % recipe.VOCABULARY_PARTS, batch.answer.long())
-        following = batch.sources + 1  # of all but an answer's first token
+        following = batch.sources + 1  # places of all but an answer's first token
         inside = batch.answer[batch.sources] > 0
         assert torch.equal(batch.input_ids[0, following[inside]], batch.targets[inside])
         assert (~inside).sum() == batch.last.numel() == batch.of_answer[-1] + 1
@@ -146,7 +146,7 @@ def test_contenders_agree(task):
     batch, found = batch_for(task), {}
     for name in contenders.CONTENDERS:
         why = contenders.refusal(name, task, "cpu")
-        if name == "varlen" or name == "flex" and task != "dpo":  # which is slow where it is not compiled
+        if name == "varlen" or name == "flex" and task != "dpo":  # flex is slow unless compiled
             assert why
             continue
         trainer = models.trainer("tiny", task, name, "cpu")
@@ -271,7 +271,7 @@ def test_the_command_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
     assert not figures.problems("throughput", receipt["figures"])
 
     header = {name: receipt[name] for name in (*receipts.RUN_TEXTS[1:-1], "transformers", "kernel_hashes")}
-    monkeypatch.setattr(run, "surroundings", lambda *_: dict(header))  # which takes a process
+    monkeypatch.setattr(run, "surroundings", lambda *_: dict(header))  # it takes a process
     first = receipt["figures"]["results"][0]
     first |= {"failed": "it did"}
     receipt["figures"]["results"][1]["step_ms"] = 7.0

@@ -91,7 +91,7 @@ def check(function, size, shown, q_offset=None, **others):
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_function(name, size, is_padded):
-    with warnings.catch_warnings(action="error"):  # which is how elements would be looked at
+    with warnings.catch_warnings(action="error"):  # a look at elements would warn
         check(FUNCTIONS[name], size, padding(size[1] + size[3]) if is_padded else None)
 
 

@@ -11,7 +11,7 @@ from flashmask.integrations import transformers as integration
 from small_models import ENCODERS, MODELS
 
 BATCH, LENGTH = 2, 128
-TOLERANCE = 1e-5  # of the largest element, or of 1
+TOLERANCE = 1e-5  # relative to the largest element, or to 1
 
 
 def tokens(batch=BATCH, length=LENGTH):

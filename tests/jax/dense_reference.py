@@ -74,7 +74,7 @@ def compare(rng, function, arrays, visible, scale=None):
     heads = heads_q // heads_kv if visible.shape[1] == heads_kv else 1
     visible = np.broadcast_to(
         np.repeat(visible, heads, 1), (batch, heads_q, arrays[0].shape[1], arrays[1].shape[1])
-    )  # of one shape, so that the reference is compiled once
+    )  # one shape, so that the reference is compiled once
     douts = random_douts(rng, arrays)
     scale = arrays[0].shape[3] ** -0.5 if scale is None else scale
     assert_all_close(results(function, arrays, douts), _dense_results(arrays, visible, scale, douts))

@@ -229,7 +229,7 @@ def test_builders_compile(name):
         assert torch.equal(compiled(values).bounds, build(values).bounds)
 
 
-OF_NUMBERS = {"random_eviction", "from_startend"}  # which torch draws or takes as they are
+OF_NUMBERS = {"random_eviction", "from_startend"}  # torch draws them or takes them as they are
 
 
 @pytest.mark.parametrize("name", sorted(TRACED.keys() - OF_NUMBERS))

@@ -238,7 +238,7 @@ def test_varlen(feature):
     for begin, end in ((0, 60), (60, S)):
         part = [x[None, begin:end] for x in (q, k, v)]
         own, own_lse = flashmask_attention(*part, causal=True, return_softmax_lse=True, **features)
-        if "dropout" not in rest:  # which goes by the rows and keys of the packed batch
+        if "dropout" not in rest:  # dropout goes by the rows and keys of the packed batch
             assert_close(out[begin:end], own[0], tolerance=tolerance_of("out", out.dtype))
         assert_close(lse[:, begin:end], own_lse[0], tolerance=tolerance_of("lse", out.dtype))
 

@@ -6,7 +6,7 @@ import time
 
 import torch
 
-SECONDS = 3.0  # of another one's turn; compiling takes less
+SECONDS = 3.0  # length of another one's turn; compiling takes less
 
 
 def product(x, y):

@@ -135,7 +135,7 @@ def test_repr_takes_no_time(kind, tokens):
 
 @pytest.mark.parametrize("kind", LARGE)
 def test_a_sample_says_about_the_same_as_a_count(kind):
-    """Which cells see something, and the share of what is visible."""
+    """Cells that see something, and their visible share."""
     from flashmask.torch.mask_forms import raster, sampled_cells
 
     mask = LARGE[kind](1 << 13)

@@ -78,7 +78,7 @@ def test_other_calls():
     for shown in (None, masks.causal(S), torch.ones(2, 1, 1, S, dtype=torch.bool, device="meta")):
         assert attention(*by_heads, attn_mask=shown, enable_gqa=True).device.type == "meta"
     for dtype in (torch.bfloat16, torch.float16):
-        with torch.autocast("cpu", dtype=dtype):  # of another device
+        with torch.autocast("cpu", dtype=dtype):  # autocast of another device
             assert flashmask_attention(q, k, v, causal=True).dtype == torch.float32
 
 

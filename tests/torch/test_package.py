@@ -60,7 +60,7 @@ def public(space):
     names = getattr(space, "__all__", None) or [name for name in vars(space) if name[0] != "_"]
     for name in ["__init__"] * inspect.isclass(space) + names:
         value = inspect.getattr_static(space, name) if inspect.isclass(space) else getattr(space, name)
-        value = getattr(value, "fget", None) or getattr(value, "func", None) or value  # of properties, cached or not
+        value = getattr(value, "fget", None) or getattr(value, "func", None) or value  # properties, cached or not
         if inspect.isroutine(value) and not inspect.isbuiltin(value):
             yield name, value
 

@@ -55,7 +55,7 @@ def test_the_comparison_notices_the_last_bit():
 @pytest.mark.parametrize("task", packed_text.RECORDS)
 def test_records_are_real_text_and_fit(task):
     made = list(packed_text.records(task, 1024, 4))
-    assert made == list(packed_text.records(task, 1024, 4))  # the same in every run
+    assert made == list(packed_text.records(task, 1024, 4))  # equal in every run
     texts = [text for record in made for text in texts_of(record)]
     assert len(texts) == packed_text.RECORDS[task][0] * len(made) and all(
         1024 // 64 <= len(text) <= 1024 // 16 for text in texts

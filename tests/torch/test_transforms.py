@@ -115,7 +115,7 @@ MAPPED = {
 
 @pytest.mark.parametrize("what", MAPPED)
 def test_vmap_is_one_call_after_the_other(what, capfd):
-    """And torch does not print that it had to do that itself, which it asks to have reported."""
+    """Torch does not print its warning of a missing batching rule, either."""
     function, inputs, dims = MAPPED[what]()
     capfd.readouterr()
     with warnings.catch_warnings():

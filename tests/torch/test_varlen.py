@@ -16,7 +16,7 @@ def cumulative(lengths, dtype=torch.int32):
 
 
 def document_rule(rows, keys, causal, window):
-    """Keys, of `keys`, that each of a document's `rows` rows sees, aligned at the bottom right."""
+    """Visibility of a document's `keys` keys to its `rows` rows, aligned at the bottom right."""
     left, right = window
     stands_at, key = torch.arange(rows)[:, None] + keys - rows, torch.arange(keys)
     visible = torch.ones(rows, keys, dtype=torch.bool)

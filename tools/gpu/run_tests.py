@@ -343,7 +343,7 @@ def sanitizer_refusal(session, sanitizer, program):
     empty if it works."""
     seconds = min(PROBE_SECONDS, session.clock.left())
     if seconds < 1:
-        return ""  # which each of the steps then says, and that fails
+        return ""  # each of the steps then fails and says so
     result = run("sanitizer: probe", [sanitizer, "--tool", "memcheck", program, "--probe"], seconds)
     if result["status"] == 0 and sanitizer_errors(result) == 0:
         return ""

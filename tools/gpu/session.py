@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks import ROOT
 
 TAIL = 3000  # characters of an output that are printed
-KEPT = 30000  # that a receipt keeps of what failed: all failures of a long run
+KEPT = 30000  # characters of failures that a receipt keeps: all of a long run's
 
 
 class Clock:

@@ -13,7 +13,7 @@ from typing import Any
 from .errors import UnsupportedError
 
 MOST_TOKENS = 2**31 - 1
-MOST_OFFSET = 2**40  # of q_offset, either way: beyond all sequences, and differences of positions fit int64
+MOST_OFFSET = 2**40  # bound of |q_offset|: beyond all sequences, and differences of positions fit int64
 # A window's side from here on is open: |j - i| is less than 2^31, and q_offset is at most 2^40.
 UNBOUNDED = 2**41
 LAYOUTS = {"bshd": "[batch, seqlen, heads, head_dim]", "bhsd": "[batch, heads, seqlen, head_dim]"}

@@ -338,7 +338,7 @@ def mask_of(mask: Any, describe: Callable[[str, Any], Tensor]) -> Mask:
     )
     left, right = mask.window or (-1, -1)
     tensors = {"bounds": ("startend_row_indices", mask.bounds), "block_mask": ("block_mask", mask.block_mask)}
-    tensors |= {name: (name, getattr(mask, name, None)) for name in ("q_pos", "k_pos")}  # which some frontends lack
+    tensors |= {name: (name, getattr(mask, name, None)) for name in ("q_pos", "k_pos")}  # some frontends lack them
     return make(
         Mask,
         flags=flags,

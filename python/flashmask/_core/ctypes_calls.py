@@ -158,7 +158,7 @@ class _Request:
         self.error: Exception | None = None
 
 
-_requests: dict[int, _Request] = {}  # by fm_options' allocate_context
+_requests: dict[int, _Request] = {}  # key: fm_options' allocate_context
 
 
 def _allocate(context: int, size: int) -> int | None:
@@ -166,7 +166,7 @@ def _allocate(context: int, size: int) -> int | None:
     try:
         request.memory = request.frontend.empty((size,), "uint8", request.like)
         return request.frontend.array(request.memory).pointer
-    except Exception as error:  # which cannot pass through C
+    except Exception as error:  # exceptions cannot pass through C
         request.error = error
         return None
 

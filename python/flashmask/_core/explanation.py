@@ -41,7 +41,7 @@ class Array:
                 f"{name} is {self.dtype} {list(self.shape)}; the dtypes that the library knows are "
                 f"{', '.join(capi.DTYPES)}, in this machine's byte order"
             ) from None
-        stride = None if 0 in self.shape else self.stride  # which mean nothing of no elements
+        stride = None if 0 in self.shape else self.stride  # strides of no elements mean nothing
         return capi.device_tensor(self.pointer or _NOWHERE, number, self.shape, stride)
 
     def padded(self, dim: int) -> Array:
@@ -109,7 +109,7 @@ class Described(NamedTuple):
     fm_mask: capi.Mask
     tiles: Tiles
     plan: tuple[int | None, int] = (None, 0)  # its address and bytes; none: the call makes one
-    owner: object = None  # of the plan's memory
+    owner: object = None  # owns the plan's memory
 
 
 def explain(prepare: Callable[[], Described]) -> str:
@@ -158,7 +158,7 @@ def describe(mask: Any) -> str:
         parts.append(f"{_VECTORS[mask.causal, vectors]} of each key, batch {batch}, heads {heads}")
     if mask.block_mask is not None:
         parts.append(f"block mask {list(mask.block_mask.shape)}")
-    q_pos = getattr(mask, "q_pos", None)  # which some frontends lack
+    q_pos = getattr(mask, "q_pos", None)  # some frontends lack it
     if q_pos is not None:
         parts.append(f"q_pos {list(q_pos.shape)} and k_pos {list(mask.k_pos.shape)} in place of rows and keys")
     elif mask.causal or mask.window is not None:

@@ -101,7 +101,7 @@ class _Given:
         self.frontend, self.device = frontend, device
         self.vectors: dict[str, Any] = {}
         self.numbers = numbers
-        self.tokens: int | None = None  # of the documents, where they are known without a look at an array
+        self.tokens: int | None = None  # tokens of the documents, if known without a look at an array
 
     def vector(self, name: str, value: Any, shape: str | None = "[..., n]") -> Any:
         """Later lists go to where the first array is."""

@@ -54,7 +54,7 @@ def _columns(lse):
 
 
 class Heads:
-    """Which heads a rank has, and the ways there and back.
+    """Heads of a rank, and the ways there and back.
 
     heads: (heads_q, heads_kv); q, kv: the rank's own, (begin, end); copies: how many ranks have each head of k and v.
     """

@@ -239,7 +239,7 @@ def _send_pieces(k, v, local, group):
 
 
 def _send_stack(stack, local, group):
-    """For each piece a function that waits for the tensors of a stack."""
+    """Returns, for each piece, a function that waits for the tensors of a stack."""
     routes = local.piece_routes(stack.shape[1], len(stack), stack.device)
     sent = stack.flatten(0, 2).index_select(0, routes.sent)
     sent = sent.split([sum(route.rows_out) for route in routes.of_pieces])

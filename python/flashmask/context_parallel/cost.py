@@ -15,10 +15,10 @@ over the network.
 
 from dataclasses import dataclass
 
-PIECES = 4  # in which keys travel, so that tiles of one run while the next is on its way
+PIECES = 4  # pieces that keys travel in, so that tiles of one run while the next is on its way
 
-_BYTES = 2  # of an element of q, k and v
-_PARTIAL = 4  # of one of dk and dv, which are added in fp32
+_BYTES = 2  # bytes of an element of q, k and v
+_PARTIAL = 4  # bytes of an element of dk and dv, which are added in fp32
 # Bytes that an element of out, or of dq, of a part moves through a GPU's memory until it is merged: it is written,
 # weighted and added in fp32.
 _MERGED_OUT, _MERGED_DQ = 24, 16
@@ -40,7 +40,7 @@ class Machine:
     latency: float = 12e-6  # seconds of a collective or a piece
     fixed_forward: float = 100e-6  # seconds of a call beyond kernels and bytes
     fixed_backward: float = 200e-6
-    pieces: int = PIECES  # in which keys travel, where they overlap with tiles
+    pieces: int = PIECES  # pieces that keys travel in when they overlap with tiles
 
     def bandwidth(self, ranks: int) -> float:
         """Bytes/s that a rank takes in from the others of a group."""

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from .placement import Placement
 
 PIECES = cost.PIECES
-_SPARE = 20  # of so many keys of a peer one may travel that no row sees, so that runs are longer
-_MOST_RUNS = 256  # of a peer's keys; more are joined, however many keys are between them
+_SPARE = 20  # one of so many of a peer's keys may travel unseen by any row, so that runs are longer
+_MOST_RUNS = 256  # runs of a peer's keys; more are joined, however many keys are between them
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class LocalMask:
 
     @property
     def keeps_keys(self) -> bool:
-        """As cost.keeps_keys; the same on all ranks."""
+        """Result of cost.keeps_keys, equal on all ranks."""
         return self._once("keeps keys", self._keeps_keys)
 
     def _keeps_keys(self):
@@ -320,7 +320,7 @@ def _without_gaps(runs, gaps):
 
 
 def _shares(world, pieces):
-    """In how many parts the keys of one peer come."""
+    """Number of parts that the keys of one peer come in."""
     return max(pieces // max(world - 1, 1), 1)
 
 
@@ -333,7 +333,7 @@ def _piece(receiver, sender, part, world, pieces):
 
 
 def _piece_count(world, pieces):
-    """In how many pieces keys arrive, on every rank."""
+    """Number of pieces that keys arrive in, on every rank."""
     return min((world - 1) * _shares(world, pieces), pieces)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rank holds and computes which rows of a sequence."""
+"""Placement of a sequence's rows on the ranks that hold and compute them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def place(
 
 
 class Placement:
-    """Which rank holds which rows; place() makes one. Immutable; the same on every rank.
+    """Rows of each rank; place() makes one. Immutable; equal on every rank.
 
     masks: those it was made for. seqlen, world_size, scheme, heads and head_dim: as given.
     unit: rows come in runs of this many, 128 (fewer in short sequences), that begin at multiples of it.
@@ -183,7 +183,7 @@ class Placement:
         return max(loads) * len(loads) / sum(loads) if any(loads) else 1.0
 
     def received_rows(self, index: int = 0) -> list[int]:
-        """For each rank the keys of other ranks that its rows see under mask `index`, summed over the mask's batch.
+        """Number of other ranks' keys that each rank's rows see under mask `index`, summed over the mask's batch.
 
         The least that any exchange of keys and values needs. An upper bound of it under a block mask or a band over
         positions.
@@ -226,9 +226,8 @@ class Placement:
         )
 
     def explain(self, index: int = 0, machine: cost.Machine | None = None) -> str:
-        """In words: loads and bytes of each rank, and what the cost model makes of gathering keys and values, first or
-        under the tiles, and of an all-to-all over heads, and which it chooses. Without heads and head_dim it stops at
-        rows.
+        """Describes loads and bytes of each rank, the modelled costs of gathering keys and values, first or under the
+        tiles, and of an all-to-all over heads, and the model's choice. Without heads and head_dim it stops at rows.
         """
         lines = [str(self)] if index == 0 else [self._table(index)]
         if self.heads is None or self.head_dim is None:

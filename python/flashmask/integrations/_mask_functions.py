@@ -36,7 +36,7 @@ _NAMES = (
     "blockwise_overlay",
     "packed_sequence_mask_function",
 )
-_LATER_NAMES = ("remap_positions_for_packed_sequence",)  # which 5.17 does without
+_LATER_NAMES = ("remap_positions_for_packed_sequence",)  # not in 5.17
 for _name in _NAMES:
     if not hasattr(masking_utils, _name):
         raise ImportError(
@@ -97,7 +97,7 @@ def _note_arguments(factory, name):
 
 
 class _Rows(NamedTuple):
-    """Which rows see a key, by their positions: key + first <= row < key + last and begin <= row < end.
+    """Rows that see a key, by positions: key + first <= row < key + last and begin <= row < end.
 
     first and last are ints, begin and end tensors [batch or 1, keys]; None is unbounded. `nowhere` (bool, likewise)
     marks keys that no row sees. The rows of all others contain the key's own position, so that two rules always meet.
@@ -293,7 +293,7 @@ def _mask_of_rule(rule, key, q_length, kv_length, q_offset, kv_offset):
         right = 0 if causal else -1 if rule.first is None else -rule.first
         window = (-1 if rule.last is None else rule.last - 1, right)
     if causal:
-        rule = rule._replace(begin=None)  # which is at most the key's own position
+        rule = rule._replace(begin=None)  # it is at most the key's own position
     return _interval_mask(rule, causal, window, q_length, kv_length, q_offset, q_offset - kv_offset)
 
 
@@ -424,7 +424,7 @@ def mask_of_rows(rows, q_length, kv_length, what):
     return Mask(q_length, kv_length, bounds=runs[..., :vectors].to(torch.int32), **band)
 
 
-_CHANGES = 6  # of a column with two intervals and a band
+_CHANGES = 6  # changes in a column with two intervals and a band
 
 
 def _hidden_runs(changes, columns, q_length):

@@ -115,7 +115,7 @@ def _integers(name, n, values, tokens=None):
         values = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"{name} of example {n} is {arguments.given(values)}: {error}; it must be integers") from None
-    is_float = values.dtype.is_floating_point and values.numel() > 0  # which torch takes an empty list for
+    is_float = values.dtype.is_floating_point and values.numel() > 0  # torch makes floats of an empty list
     if values.ndim != 1 or is_float or values.dtype == torch.bool or values.dtype.is_complex:
         raise ValueError(f"{name} of example {n} is {values.dtype} {list(values.shape)}; it must be integers [tokens]")
     _check_count(name, n, values, tokens)

@@ -29,7 +29,7 @@ from .collators import NOT_OF_TREES
 AnyModel = TypeVar("AnyModel", bound=torch.nn.Module)
 # Without "flash", which transformers takes for the flash-attn package.
 NAME = "column_mask"
-_names: set[str] = set()  # that attention was registered by
+_names: set[str] = set()  # names that attention is registered by
 
 
 def register(name: str = NAME) -> str:
@@ -241,7 +241,7 @@ def _made_by_model(given, module, lengths, is_causal, sliding_window):
     return mask
 
 
-_within = WeakIdKeyDictionary()  # by mask: the ends it was put within, how often they had changed, and what it became
+_within = WeakIdKeyDictionary()  # key: mask; the ends it was put within, their version counts, and the result
 
 
 def _within_documents(mask, cu_seq_lens_q, cu_seq_lens_k, batch):
@@ -251,7 +251,7 @@ def _within_documents(mask, cu_seq_lens_q, cu_seq_lens_k, batch):
     ends = cu_seq_lens_q, cu_seq_lens_k
     for name, x in zip(("cu_seq_lens_q", "cu_seq_lens_k"), ends):
         tensor_arguments.check_dense(name, x, "[documents + 1]")
-    if torch.compiler.is_compiling() or any(x.is_inference() for x in ends):  # which counts no changes
+    if torch.compiler.is_compiling() or any(x.is_inference() for x in ends):  # inference tensors count no changes
         _check_ends(*ends, batch, mask.seqlen_q)
         return _mask_functions.within_documents(mask, cu_seq_lens_q, batch)
     key = (batch, *((id(x), x._version) for x in ends))
@@ -362,13 +362,13 @@ def _converted(given, rows, keys):
     return _mask_functions.mask_of_rows(visible, rows, keys, "attention_mask")
 
 
-_made = WeakIdKeyDictionary()  # by tensor: how often it had changed, and what was made of it
-_MOST_MADE = 4  # of one tensor, by lengths: the layers of a forward have one or two
+_made = WeakIdKeyDictionary()  # key: tensor; its version count, and the results made from it
+_MOST_MADE = 4  # results of one tensor, by lengths: the layers of a forward have one or two
 
 
 def _once(tensor, of, make):
     """make(), or what it made for another layer from the same tensor, unchanged since, and the same `of`."""
-    if torch.compiler.is_compiling() or tensor.is_inference():  # which counts no changes
+    if torch.compiler.is_compiling() or tensor.is_inference():  # inference tensors count no changes
         return make()
     version, made = _made.get(tensor, (None, None))
     if version != tensor._version:

@@ -8,7 +8,7 @@ import jax
 
 from .._core import capi
 
-PLATFORMS = {"cpu": "cpu", "cuda": "CUDA"}  # as JAX names them, and where it registers handlers
+PLATFORMS = {"cpu": "cpu", "cuda": "CUDA"}  # JAX's names of platforms, and of their registries of handlers
 OPERATIONS = ("forward", "backward", "build_plan", "build_mask")
 
 

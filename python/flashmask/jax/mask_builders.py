@@ -103,7 +103,7 @@ def _build(family: str, names: str, numbers: tuple[int, ...], has_order: bool, *
 
 
 def _shape(family: str, names: list[str], numbers: tuple[int, ...], vectors: Any) -> tuple[int, ...]:
-    """That of the bounds, which follows from those of the vectors; raises what is wrong with them."""
+    """Returns the shape of the bounds, by the shapes of the vectors; raises if the vectors are invalid."""
     given = {name: _Jax.array(x).described(name) for name, x in zip(names, vectors)}
     parameters = ctypes_calls.mask_parameters(given, dict(zip(names[len(vectors) :], numbers)))
     mask, options = capi.make(capi.Mask), call_options.make(device=_CUDA)

@@ -20,7 +20,7 @@ class Numpy:
     @staticmethod
     def empty(shape: Any, dtype: Any, like: Array) -> Array:
         if dtype == like.dtype.name:
-            dtype = like.dtype  # of a name that only ml_dtypes knows
+            dtype = like.dtype  # its name may be known to ml_dtypes alone
         return _in_memory_as(like, dtype) if shape == like.shape else np.empty(shape, dtype)
 
     @staticmethod

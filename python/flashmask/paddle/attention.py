@@ -192,6 +192,6 @@ def _block_mask(block_mask: Tensor) -> Tensor:
 
 def _is_deterministic(x: Tensor) -> bool:
     if not x.place.is_gpu_place():
-        return True  # as the CPU always is
+        return True  # the CPU always is
     flag = "FLAGS_cudnn_deterministic"
     return bool(paddle.get_flags([flag])[flag])

@@ -99,7 +99,7 @@ class Mask:
 
     def __setstate__(self, state):
         """Checked as by the constructor, for a file may hold anything."""
-        self.__init__(**{name: value for name, value in state.items() if name != "_plans"})  # which older files have
+        self.__init__(**{name: value for name, value in state.items() if name != "_plans"})  # older files have _plans
 
     @property
     def batch(self) -> int:
@@ -113,7 +113,7 @@ class Mask:
 
     @property
     def shape(self) -> torch.Size:
-        """That of to_dense(): batch, heads, seqlen_q, seqlen_k."""
+        """The shape of to_dense(): batch, heads, seqlen_q, seqlen_k."""
         return torch.Size((self.batch, self.heads, self.seqlen_q, self.seqlen_k))
 
     @property
@@ -381,7 +381,7 @@ def _checked_block_mask(block_mask, seqlen_q, seqlen_k):
 
 
 def _checked_positions(q_pos, k_pos, mask):
-    """Both as int32 and contiguous, or neither."""
+    """Returns both positions as int32 and contiguous, or neither."""
     if q_pos is None and k_pos is None:
         return None, None
     checked = []

@@ -38,7 +38,7 @@ def gather(mask, rows, keys):
 
 
 def gather_each(mask, rows, keys):
-    """As gather, of a mask without blocks and positions whose bounds have batch entries: keys[e], of entry e.
+    """Does gather for a mask without blocks and positions whose bounds have batch entries: keys[e], of entry e.
 
     Entries with fewer keys than others end in keys that no row sees.
     """

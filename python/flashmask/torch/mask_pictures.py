@@ -7,7 +7,7 @@ from .._core import arguments
 from . import mask_forms
 
 _TEXT_CELLS = 24
-_MOST_TILES = 1 << 22  # of which a picture gives the numbers; mask.stats() counts any number
+_MOST_TILES = 1 << 22  # tiles that a picture counts; mask.stats() counts any number
 # Limits of repr, which takes a few milliseconds for any mask: it looks at a sample of the keys of larger ones.
 _TEXT_TILES, _TEXT_COLUMNS, _TEXT_SAMPLE = 1 << 15, 1 << 14, 1531
 _SHADES = "··", "░░", "▒▒", "▓▓", "██"

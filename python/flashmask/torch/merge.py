@@ -43,7 +43,7 @@ def merge_attention(
     """
     outs, lses = arguments.sequence("outs", outs), arguments.sequence("lses", lses)
     _check_parts(outs, lses, layout)
-    of_sink = [] if sink is None else [_sink_of_rows(sink, lses[0])]  # of a part whose out is 0
+    of_sink = [] if sink is None else [_sink_of_rows(sink, lses[0])]  # lse of a part whose out is 0
     weights, lse = _softmax(torch.stack([*lses, *of_sink]))
     if layout == "bshd":
         weights = weights.transpose(-1, -2)

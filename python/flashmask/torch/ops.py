@@ -288,7 +288,7 @@ def check_lengths(mask, q, k, layout):
 def autocast(*tensors):
     """The tensors in autocast's dtype, if it is on for their device; float64 stays, as elsewhere in torch."""
     kind = tensors[0].device.type
-    if kind == "meta" or not torch.is_autocast_enabled(kind):  # which meta has none of
+    if kind == "meta" or not torch.is_autocast_enabled(kind):  # meta has no autocast
         return tensors
     dtype = torch.get_autocast_dtype(kind)
     return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
@@ -464,7 +464,7 @@ class _Attention(torch.autograd.Function):
             if dlse is None:
                 return (None,) * (5 + len(features))
             dout = torch.zeros_like(out)
-        if dout.dtype != q.dtype:  # of a partial out
+        if dout.dtype != q.dtype:  # out is partial
             dout = dout.to(q.dtype)
         if not features:
             dq, dk, dv, _ = _backward(dout, dlse, *saved, *ctx.options)

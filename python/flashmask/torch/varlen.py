@@ -214,7 +214,7 @@ def _window(window_size: Window, causal: bool) -> tuple[int, int]:
 def _cu_seqlens_of_both(
     cu_seqlens_q: Integers, cu_seqlens_k: Integers, total_q: int, total_k: int, device: Device | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both as int64 (documents + 1,), contiguous; the same one where they are."""
+    """Returns both as int64 (documents + 1,), contiguous; one tensor twice if they are the same."""
     cu_q = _cu_seqlens("cu_seqlens_q", cu_seqlens_q, total_q, "query rows", device)
     if cu_seqlens_k is cu_seqlens_q and total_k == total_q:
         return cu_q, cu_q
