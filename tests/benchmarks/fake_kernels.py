@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In place of python/harness/kernels.py in tests: a library is a JSON file {"toolkit", "kernels": {id: hash}, "split":
-its backward is split, "refused": [head dims whose backward it does not run]}."""
+"""Replaces python/harness/kernels.py in tests: a library is a JSON file {"toolkit", "kernels": {id: hash}, "split": its
+backward is split, "refused": [head dims whose backward it does not run]}."""
 
 import itertools
 import json
@@ -27,7 +27,7 @@ def hashes(library):
 
 
 def kernels_of(library, case, arch="sm90", multiprocessors=132, deterministic=False):
-    """As of the library; the kernels of every set are named for it."""
+    """Kernels of a fake library; every set's are named for it."""
     name = f"{arch}.{case['op']}.bf16.d{case['head_dim']}.dv{case['head_dim_v']}"
     if case["op"] == "fwd":
         return [*PLAN, f"{name}.c3"]

@@ -110,7 +110,7 @@ class Case:
         return torch.arange(self.seqlen_q, device=DEVICE)
 
     def dense(self):
-        """In rows or, as a dense mask may have any strides, in columns."""
+        """Dense mask in rows or, as it may have any strides, in columns."""
         visible = self.visible(self.rows())
         return visible.mT.contiguous().mT if self.seed % 2 else visible.contiguous()
 

@@ -134,7 +134,7 @@ def test_nan_stays_where_it_is_visible(feature, dim):
 
 
 def kept_by(case):
-    """Which weights a call keeps, bool [batch, heads, rows, keys]: with q = 0 all weights are the same, and v says of
+    """Weights that a call keeps, bool [batch, heads, rows, keys]: with q = 0 all weights are equal, and v shows for
     dim_v keys at a time which of them an output has."""
     q, k, v = case.tensors()
     parts = []

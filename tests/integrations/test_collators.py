@@ -91,7 +91,7 @@ def test_padding_of_examples_is_left_out():
 
 
 def test_documents_of_an_example():
-    """As TRL's packing leaves them."""
+    """Documents come as TRL's packing leaves them."""
     batch = only([{"input_ids": [1, 2, 3, 4, 5], "seq_lengths": [2, 0, 3]}, {"input_ids": [6, 7], "seq_lengths": [2]}])
     assert batch["cu_seq_lens_q"] == [0, 2, 2, 5, 7] and batch["position_ids"] == [[0, 1, 0, 1, 2, 0, 1]]
     assert batch["labels"] == [[-100, 2, -100, 4, 5, -100, 7]]

@@ -109,7 +109,7 @@ def test_inductor(name, attention):
 
 @pytest.mark.parametrize(("name", "kinds"), [("llama", 1), ("gemma2", 2)])
 def test_one_plan_for_each_kind_of_layer(name, kinds, attention):
-    """In the graph that is run, where equal calls have become one."""
+    """Counts plans in the graph that is run, in which equal calls have become one."""
     from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd
 

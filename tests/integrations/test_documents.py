@@ -109,7 +109,7 @@ def test_positions_with_gaps_are_of_one_document(positions, padded, attention):
 
 
 def test_positions_of_padding_are_not_looked_at(attention):
-    """As generate and trainers number them: 1 or 0 at the padding, from 0 at the first token."""
+    """Positions as generate and trainers number them: 1 or 0 at the padding, from 0 at the first token."""
     shown = torch.tensor([[0] * 6 + [1] * (S - 6), [1] * (S - 6) + [0] * 6])
     positions = shown.cumsum(1) - 1
     for filled in (0, 1):

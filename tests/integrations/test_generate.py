@@ -39,7 +39,7 @@ def generate(model, implementation, prompts, shown, cache, **options):
 
 @pytest.mark.parametrize("name", ["llama", pytest.param("gemma2", marks=pytest.mark.long)])
 def test_compiled_steps(name, attention):
-    """As on a GPU, where a static cache has the steps compiled: no more often than with eager attention."""
+    """A static cache compiles the steps, as on a GPU: no more often than with eager attention."""
     model, prompts = MODELS[name]().eval(), tokens(2, WINDOW - 4)
     shown = torch.ones_like(prompts)
     shown[1, :9] = 0

@@ -105,7 +105,7 @@ def test_function_of_packed_documents(name, is_padded):
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_offset_in_a_tensor(name, size):
-    """As a static cache says it: it goes into the intervals, and is not read on the host."""
+    """A static cache's offset goes into the intervals, and is not read on the host."""
     check(FUNCTIONS[name], size, padding(size[1] + size[3]), q_offset=torch.tensor(size[2]))
 
 

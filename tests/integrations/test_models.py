@@ -103,7 +103,7 @@ def test_documents_that_the_model_does_not_keep_apart(attention):
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])
 def test_documents_by_their_ends(name, attention):
-    """As flash-attn's varlen functions take them, and without the positions."""
+    """Ends as flash-attn's varlen functions take them, without positions."""
     model, ids = model_of(name), tokens(1)
     ends = torch.tensor([0, 40, 41, LENGTH], dtype=torch.int32)
     inputs = dict(cu_seq_lens_q=ends, cu_seq_lens_k=ends, max_length_q=87, max_length_k=87, use_cache=False)
@@ -152,7 +152,7 @@ def test_mask_of_the_caller_wins(name, argument, attention):
 @pytest.mark.parametrize("argument", ["mask", "attention_mask"])
 @pytest.mark.parametrize("name", MODELS)
 def test_mask_of_the_caller_reaches_every_layer(name, argument, attention, monkeypatch):
-    """As attention_mask where the model hands it on; where it looks into it, the call fails."""
+    """The mask is attention_mask if the model hands it on; if the model looks into it, the call fails."""
     model, ids, mask, seen = model_of(name), tokens(1), tree(), []
     original = integration.flashmask_attention
     monkeypatch.setattr(

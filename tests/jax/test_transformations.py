@@ -227,7 +227,7 @@ def test_vmap_of_layers_in_a_scan(rng, name):
 
 @pytest.mark.parametrize("name", MASKS_TO_MAP)
 def test_gradients_of_a_mapped_forward_that_are_taken_one_by_one(rng, name):
-    """And all together, but by a vmap that no longer knows which masks were one for all."""
+    """Takes them together, too, by a vmap that no longer knows which masks were shared."""
     masks, arrays = MASKS_TO_MAP[name](), many_inputs(rng, 3)
     mask, axis = (masks[0], None) if name == "one for all" else (stacked(masks), 0)
     # The function that a vjp returns keeps its residuals in its leaves.

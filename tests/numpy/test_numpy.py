@@ -93,7 +93,7 @@ def test_without_a_mask_and_with_options(rng):
 
 @pytest.mark.parametrize("dtype", list(TOLERANCES))
 def test_features(rng, dtype):
-    """With rows that see nothing but the sink."""
+    """Some rows see nothing but the sink."""
     backend = "reference" if dtype == "float64" else "cpu"
     mask = fm.Mask(90, 70, causal=True, window=(20, 0), q_offset=-10)
     dlse = rng.standard_normal((2, 4, 90)).astype("float64" if dtype == "float64" else "float32")
@@ -352,7 +352,7 @@ def test_without_numpy_it_says_so():
 
 
 def test_a_call_asks_for_its_workspace_once(monkeypatch):
-    """In the call itself; what goes wrong in there is raised after it."""
+    """The call itself asks for it; an error in there is raised after the call."""
     sizes, empty = [], Numpy.empty
     q = np.ones((1, 300, 2, 16), np.float32)
 

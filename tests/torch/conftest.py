@@ -23,7 +23,7 @@ def rng(request):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """In place of the compiled operators: a plan says how many were made before it."""
+    """Replaces the compiled operators: a plan holds the number of plans made so far."""
     made = []
 
     def plan(mask, device=None):

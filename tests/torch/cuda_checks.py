@@ -13,7 +13,7 @@ from torch.autograd import DeviceType
 FORWARD = ["_fwd_"]
 FAST_BACKWARD = ["_preprocess", "_bwd_", "_convert_dq"]
 BACKWARD = ["_magnitudes", *FAST_BACKWARD]  # deterministic
-# For grouped heads, as tensors() has them, with so little work that items share a key head's query heads.
+# Kernels for grouped heads, as in tensors(), with so little work that items share a key head's query heads.
 GROUPED_BACKWARD = [*BACKWARD, "_reduce_dkv"]
 GROUPED_FAST_BACKWARD = [*FAST_BACKWARD, "_reduce_dkv"]
 WITHOUT_SUMS = [name for name in GROUPED_FAST_BACKWARD if name != "_convert_dq"]

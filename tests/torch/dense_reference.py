@@ -28,7 +28,7 @@ def attention(q, k, v, visible, scale=None, *, softcap=0.0, sink=None, weights=N
 
 
 def _with_sink(scores, v, sink, weights):
-    """As the models that have sinks write it: one more column, which is dropped after the softmax."""
+    """Sink as models write it: one more column, which is dropped after the softmax."""
     scores = torch.cat((scores, sink.expand(*scores.shape[:-1], 1)), -1)
     p = torch.softmax(scores, -1)[..., :-1]
     return (p if weights is None else p * weights) @ v, torch.logsumexp(scores, -1)

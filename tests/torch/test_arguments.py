@@ -105,7 +105,7 @@ TENSORS = {"flashmask::forward": 6, "flashmask::backward": 10, "flashmask_varlen
 @pytest.mark.parametrize("elsewhere", ELSEWHERE)
 @pytest.mark.parametrize("name, argument", [(name, n) for name in CALLS for n in range(TENSORS.get(name, 3))])
 def test_a_tensor_on_another_device_is_named(name, argument, elsewhere):
-    """And never is the result memory that was not written."""
+    """The result is never memory that was not written, either."""
     make, call = CALLS[name]
     given = make()
     moved = list(given)[argument]

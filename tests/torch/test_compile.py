@@ -133,7 +133,7 @@ def test_documents_of_new_lengths_at_the_same_total():
 
 
 def test_the_first_new_length_is_compiled_once_and_no_other():
-    """As torch does for any operator: the first length is taken for a constant, from the second on it may be any."""
+    """Torch treats any operator so: the first length is taken for a constant, from the second on it may be any."""
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(two_layers, fullgraph=True, backend=counter)
     counts = []

@@ -63,7 +63,7 @@ def test_skipping_changes_no_bit_in_deterministic_mode(task):
 
 @pytest.mark.parametrize("task", recipe.TASKS)
 def test_a_step_waits_for_nothing(task):
-    """From the mask to the optimiser: no copy to the host, and no wait, in a profiler's trace of one step."""
+    """A profiler's trace of one step, mask to optimiser, has no copy to the host and no wait."""
     trainer, batches = trainer_of(task, "ours"), batches_of(task)
     for batch in batches:
         trainer.step(batch)

@@ -93,7 +93,7 @@ def test_the_nearest_call(dtype, backend, nearest):
 
 
 def test_padding_is_proposed(monkeypatch):
-    """As on a device that takes bfloat16 of head_dim 128 only."""
+    """Simulates a device that takes bfloat16 of head_dim 128 only."""
     taken = lambda call, struct: (
         "" if call.q.dtype == "bfloat16" and call.q.shape[3] == call.v.shape[3] == 128 else "not taken"
     )

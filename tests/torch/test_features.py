@@ -156,7 +156,7 @@ def test_wrong_arguments_of_paddles_are_named(arguments, error, says):
 @cpu_only("float64")
 @every_feature
 def test_gradcheck(feature):
-    """In float64, by the reference backend."""
+    """Checks gradients in float64, by the reference backend."""
     sink, rest = split(FEATURES[feature](torch.float64))
     leaves = [x.requires_grad_() for x in (*tensors(torch.float64, 1, 5), *(x.double() for x in sink))]
 
@@ -517,7 +517,7 @@ def test_partial_results_over_disjoint_keys_add_up():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_gradients_of_keys_alone_may_be_partial(dtype):
-    """With out in the tensors' dtype so is dq: the ordinary one, whose dk and dv these round to."""
+    """If out has the tensors' dtype, so has dq; dk and dv round to the ordinary backward's."""
     q, k, v = tensors(dtype)
     dout, mask = torch.randn(2, S, HEADS, 8).to(q.device, dtype), mask_with_blind_rows()
     out, lse = ops.attention(q, k, v, mask)

@@ -186,7 +186,7 @@ def test_what_a_file_says_is_checked(tmp_path):
 
 
 def test_a_mask_taken_apart_and_put_together_keeps_its_plan(calls):
-    """As a wrapper of every layer does with its arguments, to cast what is a floating-point tensor."""
+    """Mimics a wrapper of every layer that casts the floating-point tensors of its arguments."""
     for mask in (both_tensors(), masks.causal_document(seqlens=[3, 4]), masks.causal(5)):
         calls.clear()
         cast = lambda x: x.half() if torch.is_floating_point(x) else x
@@ -236,7 +236,7 @@ def test_batches_of_a_data_loader(workers):
 
 
 def test_pinned_memory(monkeypatch):
-    """As a DataLoader asks for it; every tensor, and only them."""
+    """A DataLoader pins every tensor of a mask, and only these."""
     from torch.utils.data._utils.pin_memory import pin_memory
 
     pinned = []

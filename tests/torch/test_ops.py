@@ -148,7 +148,7 @@ def test_traces_carry_features(name):
 
 @pytest.mark.parametrize("asked", [("sink",), ("sink", "softcap"), ("q_pos", "k_pos"), ("dropout_state", "dropout_p")])
 def test_autograd_carries_features(monkeypatch, asked):
-    """To both operators, and the gradient of a sink back: with others in their place, that know them."""
+    """Features reach both operators, and a sink's gradient comes back; stand-ins that know features replace these."""
     calls = {"forward": ops._forward_operator, "backward": ops._backward_operator}
     given, seen = {name: feature(name) for name in asked}, {}
 
@@ -257,7 +257,7 @@ PACKED = {
 
 @pytest.mark.parametrize("layout", PACKED)
 def test_gradients_lie_in_memory_as_their_inputs_do(layout):
-    """As torch.empty_like has them; so no gradient is copied on its way to a transposed parameter."""
+    """Strides are torch.empty_like's, so that no gradient is copied on its way to a transposed parameter."""
     q, k, v = (PACKED[layout](x) for x in inputs())
     arguments = backward_arguments(q, k, v)
     dout = torch.randn_like(arguments[3])
@@ -368,7 +368,7 @@ def test_what_no_backend_takes_says_so_and_why():
 
 
 def test_a_backward_that_no_backend_takes_says_so_and_why(monkeypatch):
-    """In backward(), with the text of the library."""
+    """The error is raised in backward(), with the text of the library."""
     q, k, v = (x.requires_grad_() for x in inputs())
     out, _ = ops.attention(q, k, v)
 

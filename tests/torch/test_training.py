@@ -22,7 +22,7 @@ SMALL = ["--seqlen", "1024", "--sequences", "3", "--layers", "2", "--dim", "128"
 @pytest.mark.skipif("FLASHMASK_COMMAND" not in os.environ, reason="FLASHMASK_COMMAND is not set")
 @pytest.mark.parametrize("task, batch", [("sft", 2), ("tree", 1)])
 def test_skipping_changes_no_bit_of_training(task, batch, tmp_path):
-    """In a process of its own, as its modes are torch's for all."""
+    """Runs in a process of its own, as its modes are global in torch."""
     words = ["--folder", tmp_path, "--tasks", task, "--device", DEVICE.type, "--batch", str(batch), *SMALL]
     environment = {**os.environ, "OUT": str(tmp_path)}
     run = subprocess.run(

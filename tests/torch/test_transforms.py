@@ -182,7 +182,7 @@ def test_derivatives_in_forward_mode_are_refused(argument):
 
 @pytest.mark.parametrize("argument", range(3))
 def test_derivatives_in_forward_mode_are_refused_with_those_in_reverse(argument):
-    """As of parameters, which require gradients."""
+    """Tensors require gradients, as parameters do."""
     inputs = [x.requires_grad_() for x in tensors()]
     with forward_ad.dual_level():
         duals = list(inputs)

@@ -22,7 +22,7 @@ def _optional(read: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
     return lambda name, value: None if value is None else read(name, value)
 
 
-# In the order of fm_options. A frontend lists in its signatures the ones that it takes.
+# Options in the order of fm_options. A frontend lists the ones that it takes in its signatures.
 OPTIONS = (
     Option(
         "softmax_scale", C.c_double, None, _optional(arguments.number), "softmax_scale: default 1 / sqrt(head_dim)."

@@ -252,7 +252,7 @@ def load() -> C.CDLL:
 
 
 def open_library() -> C.CDLL:
-    """As load(), but looks anew: a process may have several libraries. An older one may lack some of the functions."""
+    """Opens the library anew: a process may have several. An older library may lack some of the functions."""
     library = C.CDLL(str(library_path("FLASHMASK_LIBRARY", "libflashmask.so")))
     library.fm_abi_version.restype = C.c_uint32
     library.fm_version.restype = library.fm_last_error.restype = C.c_char_p

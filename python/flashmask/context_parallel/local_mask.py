@@ -178,7 +178,7 @@ def local_mask(placement: Placement, rank: int, index: int = 0, *, pieces: int =
     # All ranks take part in each piece: one message is a collective.
     every = range(_piece_count(world, pieces)) if _travels(seen, segments) else ()
     own = [(None, segments[rank])] if entries == [None] else [(e, segments[rank]) for e in entries]
-    # In the order of ranks, as they arrive if all travel at once.
+    # Sorted by rank, as keys arrive if all travel at once.
     arriving = sorted(((n, *part) for n in every for part in received.get(n, [])), key=lambda part: part[1])
     gathered, places = _laid_out(mask, segments[rank], own + [part[2:] for part in arriving])
     own_keys, places = places[0], places[len(own) :]
