@@ -172,7 +172,7 @@ def of_both_heads(bounds_heads, block_heads, rows=300, keys=200):
 
 @pytest.mark.parametrize("heads", [(2, 4), (4, 2), (1, 4), (3, 3), (2, 6)])
 def test_heads_of_the_vectors_and_of_the_block_mask_are_broadcast_to_the_larger(heads):
-    """Broadcasts as a call does with heads_kv and heads_q: a key head's vectors serve its query heads."""
+    """Broadcasts as a call does with heads_kv and heads_q: a key head's mask serves its query heads."""
     mask, most = of_both_heads(*heads), max(heads)
     wide = mask.replace(
         bounds=mask.bounds.repeat_interleave(most // heads[0], 1),

@@ -26,9 +26,9 @@ _MERGED_OUT, _MERGED_DQ = 24, 16
 
 @dataclass(frozen=True)
 class Machine:
-    """Rates of GPUs and links that the model assumes.
+    """Machine of the model: GPUs and links.
 
-    The defaults are for an H200 at head dim 128, bfloat16; the link's was measured between H200s of one host.
+    Rates are assumed for an H200 at head dim 128, bfloat16; the link's was measured between H200s of one host.
     """
 
     forward_flops: float = 600e12  # a GPU's attention, FLOP/s over live tiles
