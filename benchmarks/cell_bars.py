@@ -33,19 +33,19 @@ SHARE_BAR, LEAST_LIVE = 1.2, 0.1
 MASK_BARS = {"flex": 0.75, "sdpa": 3.0}
 SMALL_BAR = 0.85  # tiles of 99 KiB over those of 163 KiB
 DETERMINISTIC_BAR = 1.06  # the deterministic backward's time over the fast one's, at most
-# Of ours, or not of the whole call: nothing that both directions together could be compared with.
+# Our own modes (deterministic, dense) or a part of a call (plain): no peers for both directions together.
 OF_ONE_DIRECTION = ("deterministic", "dense", "plain")
-OURS_OTHERWISE = ("deterministic", receipts.SMALL)  # told by their time over ours, without a plan
+OURS_OTHERWISE = ("deterministic", receipts.SMALL)  # reported as their time over ours, without a plan
 
 
 @functools.cache
 def held_beside(path):
-    """A file of data/: ratios measured next to our kernels, of which it has the hashes."""
+    """A file of data/: ratios measured next to our kernels, with the hashes of these."""
     return json.loads(Path(path).read_text())
 
 
 def same_kernels(case, held):
-    """Whether a file of data/ was measured next to the kernels that a case ran, at the case's size."""
+    """True if a file of data/ was measured next to the kernels that a case ran, at the case's size."""
     sizes = case["batch"] * case["seqlen"], case["heads"] * case["head_dim"], case["dtype"]
     plain = case["head_dim"] == case["head_dim_v"] and case["heads"] == case["heads_kv"]
     ran, _ = receipts.parts_of(case.get("kernel_hashes", {}))  # the plan was ready there
@@ -85,7 +85,7 @@ def ratio_to(case, peer):
 
 
 def sum_of(*figures):
-    """A peer's of both directions."""
+    """A peer's figures for both directions together."""
     sources = [f["from"] for f in figures if "from" in f]
     return {"ms": sum(f["ms"] for f in figures), **({"from": sources[-1]} if sources else {})}
 
@@ -128,7 +128,7 @@ def with_totals(cases):
 
 
 def row_of(case):
-    """What the table shows of a case."""
+    """A case's row of the table."""
     case = with_v3(case)
     tflops = case["ours_tflops"] * case["ours_ms"] / (case["ours_ms"] + case["plan_ms"])
     return {
@@ -224,7 +224,7 @@ def fa2_checks(rows, label):
 
 
 def share_checks(rows, label):
-    """Of masks whose full mask was measured, too."""
+    """Checks time over visible share for the masks whose shape also has a measured full mask."""
 
     def shape(row):
         return row["head_dim"], row["head_dim_v"], row["seqlen"]
@@ -243,7 +243,7 @@ def share_checks(rows, label):
 
 
 def otherwise_checks(rows, label):
-    """Of ours in other ways: the small tiles, and the deterministic mode."""
+    """Checks our other modes: the small tiles and the deterministic backward."""
     found = []
     small, slow = [r for r in rows if r[receipts.SMALL]], [r for r in rows if r["deterministic"]]
     if small:
@@ -265,7 +265,7 @@ def worst_text(rows, key):
 
 
 def hopper_checks(rows, op):
-    """For each (head_dim, seqlen), and over the lengths of a head_dim."""
+    """Geometric means for each (head_dim, seqlen), and over the lengths of a head_dim."""
     found = []
     for head_dim, (seqlens, each, mean) in V3_BARS[op].items():
         present = sorted({r["seqlen"] for r in rows if r["head_dim"] == head_dim} & set(seqlens))
@@ -291,7 +291,7 @@ def cell_text(value, form="6.2f"):
 
 
 def mean_of(rows, key):
-    """Geometric mean of what the rows have of a column; None if that is nothing."""
+    """Geometric mean of the values that rows have in a column; None if there are none."""
     return geomean(values) if (values := [r[key] for r in rows if r[key]]) else None
 
 

@@ -80,7 +80,7 @@ class Svg:
 
 
 def legend_width(label):
-    """Of a legend's entry, about."""
+    """Approximate width of a legend's entry, in pixels."""
     return 34 + 6.6 * len(label)
 
 

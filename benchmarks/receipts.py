@@ -41,7 +41,7 @@ SCHEMA = 2
 MULTIPROCESSORS = 132  # of an H100 SXM or H200
 HOPPER = "sm90"  # the kernel set that names of files leave out
 SMALL = "sm86"  # the tiles of at most 99 KiB, a peer of those of 163 KiB in cells of sm80
-# What a case's `run` has of the header of the run that measured it.
+# Header fields of the measuring run that a case's `run` keeps.
 RUN_TEXTS = ("date", "device", "driver", "toolkit", "torch", "command")
 RUN = (*RUN_TEXTS, "multiprocessors")
 NUMBER = (int, float)
@@ -104,7 +104,7 @@ def set_of(name):
 
 
 def stem_of(case):
-    """Of the file that a case is in."""
+    """Stem of the file that holds a case."""
     sizes = f"d{case['head_dim']}-dv{case['head_dim_v']}-{short_length(case['seqlen']).lower()}"
     return of_set(f"{case['op']}-{sizes}", case.get("arch", HOPPER))
 
@@ -173,7 +173,7 @@ def text_of(receipt):
 
 
 def identity(case):
-    """What no two cells share."""
+    """The values that tell a cell from all others."""
     return tuple(case[name] for name in IDENTITY)
 
 
@@ -183,12 +183,12 @@ def run_of(receipt, case):
 
 
 def is_of_plan(name):
-    """Whether the kernel of an id is the planner's."""
+    """True if an id names a kernel of the planner."""
     return name.split(".")[1] == "plan"
 
 
 def parts_of(ids):
-    """Those of attention, those of the planner."""
+    """Splits ids into attention's and the planner's."""
     return {i for i in ids if not is_of_plan(i)}, {i for i in ids if is_of_plan(i)}
 
 
@@ -263,7 +263,7 @@ def problems(receipt):
 
 
 def among_cases(receipt):
-    """What is wrong with cases that are right one by one."""
+    """Problems between cases that are right one by one."""
     twice = [key for key, count in Counter(map(identity, receipt["cases"])).items() if count > 1]
     misplaced = {stem_of(case) for case in receipt["cases"]} - {receipt.get("what")}
     return [
@@ -342,8 +342,8 @@ Judgement = namedtuple("Judgement", ["file", "case", "state"])
 
 
 def state_of(recorded, toolkit, library, now=None):
-    """Of the kernels {id: hash} that something ran: "fresh", "other toolkit" or "stale: " and which of them differ.
-    `now`: ids that would be run today, if that is known."""
+    """State of `recorded` kernels {id: hash}: "fresh", "other toolkit" or "stale: " and the ids that differ.
+    `now`: the ids that would run today, if known."""
     if toolkit != library.toolkit:
         return OTHER_TOOLKIT
     differ = {name for name, text in recorded.items() if library.hashes.get(name) != text}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What context_parallel_speed.py judges a cell of its receipt by; the pages say which bars were missed."""
+"""Bars that speed.py holds the cells of its receipt to; the pages say which bars were missed."""
 
 PEERS = ("all gather", "flex")
 LEAST_SPEEDUP = {32768: 1.8, 131072: 1.9}  # of 64/8, on two GPUs

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What benchmarks/context_parallel/speed.py measures: each is a forward and a backward of one layer's attention.
+"""Contenders of benchmarks/context_parallel/speed.py, each a forward and a backward of one layer's attention.
 
 one          the whole sequence on each process, flashmask_attention
 gather, overlap, all_to_all   flashmask.context_parallel.attention in each way that the heads allow
-kernels      what gather runs when all has arrived, forward and backward
-exchange     what else gather does: copies and messages
+kernels      gather's kernels once everything has arrived, forward and backward
+exchange     the rest of gather: copies and messages
 all gather   all keys and values to everyone, waited for; then flashmask's kernel; a reduce-scatter of their gradients
-flex         the same in torch's own words: flex_cp_allgather and FlexAttention (CUDA only)
+flex         torch's own version of all gather: flex_cp_allgather and FlexAttention (CUDA only)
 """
 
 import flashmask

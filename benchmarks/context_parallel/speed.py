@@ -5,8 +5,8 @@
     python -m benchmarks.context_parallel.speed --device cpu   # a small dry run over gloo
 
 The shapes are those of MARCO's table: 32K tokens in a batch of two and 128K; causal documents, documents, prefix-LM
-documents; q / key heads 8/1, 32/4 and 64/8 of 128. In each cell all contenders (context_parallel_contenders.py) take
-turns; a time is the slowest rank's, median over rounds. What is judged, of "auto", the way that the cost model chooses:
+documents; q / key heads 8/1, 32/4 and 64/8 of 128. In each cell all contenders (contenders.py) take turns; a time is
+the slowest rank's, median over rounds. The bars apply to "auto", the way that the cost model chooses:
 
     speed-up over one GPU, forward and backward of 64/8       at least 1.9 at 128K, 1.8 at 32K, on 2 GPUs
     fixed cost of gather: the time of its copies and messages less its bytes at the link's rate
@@ -253,7 +253,7 @@ def lines(cell, device, ranks):
 
 
 def rank_of_run(rank, arguments, words, meeting, done):
-    """What each process does; rank 0 writes the receipt."""
+    """Runs one process; rank 0 writes the receipt."""
     warnings.simplefilter("ignore", FutureWarning)
     on_gpu = arguments.device == "cuda"
     device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
@@ -272,7 +272,7 @@ def rank_of_run(rank, arguments, words, meeting, done):
     receipt = None if rank else begin_receipt(arguments, words, link)
     todo = [cell for cell in cells(arguments.device) if label(cell) not in done]
     for n, cell in enumerate(todo):
-        # Alike on all ranks, or they would wait for each other.
+        # All ranks have to decide alike, or they would wait for each other.
         spent = slowest([time.monotonic() - begin], device)[0]
         if n and spent * (n + 1) / n > 60 * arguments.minutes:
             break

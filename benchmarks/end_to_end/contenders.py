@@ -21,7 +21,7 @@ from transformers import AttentionInterface
 
 
 def is_causal_document(batch):
-    """Whether each document has one answer at most, so that the mask is causal within documents."""
+    """True if each document has at most one answer, so that the mask is causal within documents."""
     return batch.last.shape[1] == 1
 
 
@@ -164,7 +164,7 @@ class Vanilla(Sdpa):
     attention = "eager"
 
     def mask(self, batch):
-        """What is added to the scores."""
+        """The bias that is added to the scores."""
         dtype = torch.bfloat16 if batch.document.is_cuda else torch.float32
         visible = dense_matrix(batch)
         return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(

@@ -234,7 +234,7 @@ class Losses:
             words |= {"deterministic": deterministic, "seqlen": settings.losses_seqlen}
             words |= {"steps": settings.losses_steps, "sequences": settings.sequences}
             of = (settings.losses_model, settings.losses_seqlen)
-            # What takes minutes a task is a process a task: several GPUs share them.
+            # Contenders that take minutes a task get a process for each task, so that several GPUs share the work.
             for tasks in [[task] for task in TASKS] if contender == "dense" else [list(TASKS)]:
                 keys = tuple((*of, task, contender, deterministic) for task in tasks)
                 each = {"dense": 1.9, "sdpa": 0.35}.get(contender, 0.22) * settings.losses_steps
@@ -326,7 +326,7 @@ def topic(name):
 
 
 def not_measured(name):
-    """What the page says in place of a figure."""
+    """The page's lines in place of a figure."""
     return [f"Not measured yet; `scripts/gpu-check end-to-end {name}` does.", ""]
 
 

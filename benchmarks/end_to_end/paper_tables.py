@@ -52,7 +52,7 @@ def missing(folders, library):
 
 
 def words_of(slices):
-    """What run_slices.py is asked for."""
+    """The argument of run_slices.py that names the slices."""
     ungrouped = {head_dim: 4096 // head_dim for head_dim in (64, 128)}
     return ",".join(
         f"{op}:{head_dim}:{seqlen}:{'+'.join(masks)}:kv{ungrouped[head_dim]}" for op, head_dim, seqlen, masks in slices

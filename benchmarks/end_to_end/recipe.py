@@ -24,14 +24,14 @@ TASKS = tuple(ANSWERS)
 SEQUENCES = 240
 MOST_DOCUMENTS = 10
 LEAST_TOKENS = {"sft": 128, "lora": 128, "dpo": 128, "rm": 512}  # of a document; also the most of padding
-# Where among the 240, ordered by sparsity, the sequences stand that are trained on. The middle comes first, and each
-# pair that follows has it in its middle, too.
+# Positions of the trained sequences among the 240 ordered by sparsity, as fractions. The median comes first; each later
+# pair is symmetric about it.
 PLACES = (0.5, 0.3, 0.7, 0.1, 0.9)
 VOCABULARY_PARTS = 1 + max(ANSWERS.values())
 
 
 class Layout(NamedTuple):
-    """What is where in a sequence: documents (question, [answer, ...]) in tokens, and padding behind them."""
+    """Layout of a sequence: documents (question, [answer, ...]) in tokens, then padding."""
 
     documents: list
     padding: int
@@ -62,7 +62,7 @@ def most_documents(task, seqlen):
 
 
 def least_tokens(task, seqlen):
-    """Of a document; in sequences too short for the most documents, as tests have them, fewer than the paper's."""
+    """Fewest tokens of a document; below the paper's if a sequence is too short for the most documents, as in tests."""
     least = LEAST_TOKENS[task]
     return least if (most_documents(task, seqlen) + 1) * least <= seqlen else min(least, seqlen // 16)
 

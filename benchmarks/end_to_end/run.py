@@ -67,7 +67,7 @@ def parse(words):
 
 
 def environment_of(gpu):
-    """Of a worker on the GPU of this index among the visible ones."""
+    """Environment of a worker on the visible GPU with this index."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     more = {"CUDA_VISIBLE_DEVICES": visible.split(",")[gpu] if visible else str(gpu)}
     more |= {"TORCHINDUCTOR_CACHE_DIR": str(CACHE), "TRITON_CACHE_DIR": str(CACHE / "triton")}
@@ -199,7 +199,7 @@ def keep(receipt, figure):
 
 
 class Clock:
-    """What is left of the time, and how far the work is."""
+    """Tracks the time left and the progress of the work."""
 
     def __init__(self, begin, seconds, jobs):
         self.begin, self.end = begin, begin + seconds
@@ -209,7 +209,7 @@ class Clock:
         return self.end - time.monotonic()
 
     def did(self, seconds):
-        """Counts what of the jobs' seconds is done."""
+        """Counts seconds of the jobs as done."""
         with self.guard:
             self.done += seconds
 

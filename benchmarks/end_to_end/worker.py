@@ -110,7 +110,7 @@ def throughput(job, device):
 
 
 def trained(job, task, device):
-    """What training steps of a task take, and what was trained on: a new model, the same for every contender."""
+    """Times training steps of a task on a new model, which starts alike for every contender, and describes its data."""
     from benchmarks.end_to_end.models import Trainer
 
     found = recipe.chosen(task, job["seqlen"], job["sequences"])
@@ -284,7 +284,7 @@ def sparsity(job, device):
 
 
 def environment(job, device):
-    """What a receipt's header says, and the kernels of the cases of `job`."""
+    """Emits a receipt's header and the hashes of the kernels that the cases of `job` run."""
     more = {"transformers": importlib.metadata.version("transformers"), "kernel_hashes": {}}
     if not device.is_cuda:
         emit({"device": "CPU", "driver": "none", "toolkit": "none", "torch": torch.__version__, **more})
@@ -298,7 +298,7 @@ def environment(job, device):
 
 
 def prepare(job):
-    """All that takes time and no device."""
+    """Does the slow work that needs no device."""
 
     for task in job.get("tasks", ()):
         if "sequences" in job:

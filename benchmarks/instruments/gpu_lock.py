@@ -56,7 +56,7 @@ def given_up():
 
 
 def _in_turn(run):
-    """What runs a graph that torch.compile made, forward or backward; it takes the turn before."""
+    """Wraps the function that runs a compiled graph, forward or backward, to take the turn first."""
 
     @functools.wraps(run)
     def take_and_run(graph, inputs):

@@ -31,11 +31,11 @@ class Kernels(receipts.Library):
         self.multiprocessors, self.arch = multiprocessors, arch
 
     def of(self, case, modes=(False,)):
-        """Of a case in the modes that ran: deterministic or not."""
+        """Hashes of the kernels that a case ran in `modes`: deterministic or not."""
         return self.hashes_of(self.in_modes({**case, "arch": self.arch}, modes, self.multiprocessors))
 
     def of_cell(self, case):
-        """Of a case and of those of its peers that are ours."""
+        """Hashes of the kernels that a case and its peers of our own ran."""
         return self.hashes_of(self.kernels_of(case, self.multiprocessors))
 
     def hashes_of(self, ids):
@@ -45,7 +45,7 @@ class Kernels(receipts.Library):
         return {i: found for case in cases for i, found in self.of(case, modes).items()}
 
     def of_plan(self):
-        """Those that plan the masks that are measured, which have no positions."""
+        """Hashes of the planner's kernels for the measured masks, none of which has positions."""
         planners = {i: found for i, found in sorted(self.hashes.items()) if receipts.is_of_plan(i)}
         return {i: found for i, found in planners.items() if not i.endswith(".positions")}
 
@@ -54,7 +54,7 @@ class Kernels(receipts.Library):
 
 
 class DryKernels(Kernels):
-    """Invented, like the times of a dry run."""
+    """Invented kernels, for dry runs."""
 
     def __init__(self):
         self.toolkit, self.arch = "none", os.environ.get("FLASHMASK_KERNELS") or receipts.HOPPER
@@ -70,7 +70,7 @@ def library_path():
 
 
 def here():
-    """Those of the library on the first CUDA device."""
+    """Kernels of the library on the first CUDA device."""
     import torch
     from harness import kernels
 

@@ -5,5 +5,5 @@ SIZE = 8192
 
 
 def tflops(ms):
-    """Of a product that took `ms` milliseconds."""
+    """TFLOP/s of a product that took `ms` milliseconds."""
     return 2 * SIZE**3 / ms / 1e9

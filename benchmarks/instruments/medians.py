@@ -35,12 +35,12 @@ def ratio(over, under):
 
 
 def time_figures(values):
-    """What a receipt keeps of a contender's milliseconds."""
+    """A receipt's entries for a contender's milliseconds."""
     return {"ms": middle(values), "ms_spread": spread(values), "rounds": len(taken(values))}
 
 
 def ratio_figures(name, over, under):
-    """What it keeps of a ratio within rounds."""
+    """A receipt's entries for a ratio within rounds."""
     found = ratios(over, under)
     return {name: median(found), f"{name}_spread": spread(found)}
 

@@ -62,7 +62,7 @@ class Marks:
         self.check(self.cuda.cuLaunchKernel(self.function, *shape, SHARED_BYTES, stream, arguments, None))
 
     def cycles(self, call):
-        """Those of what `call` puts on the stream, less those from mark to mark with nothing between. Waits for it."""
+        """Cycles of the work that `call` enqueues, less the cycles between two adjacent marks. Waits for the work."""
         torch.cuda.synchronize()
         self.clocks.zero_()
         torch.cuda._sleep(SLEEP_CYCLES)  # meanwhile the host enqueues the rest: the device never waits for it

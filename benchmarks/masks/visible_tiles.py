@@ -29,7 +29,7 @@ def hidden_intervals(indices, causal, seqlen):
 
 
 def disjoint(intervals):
-    """The same hidden rows as intervals that neither overlap nor touch; those left over are empty."""
+    """Merges intervals of hidden rows until none overlap or touch; unused intervals are left empty."""
     empty = intervals[..., 0] >= intervals[..., 1]
     intervals = np.where(empty[..., None], np.iinfo(np.int64).max, intervals)
     order = np.argsort(intervals[..., 0], axis=0)

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// What this machine's float32 multiply-adds reach, with the instruction set that the CPU backend would choose:
+// Measures the peak of float32 multiply-adds on this machine, with the instruction set that the CPU backend chooses:
 //
 //   fma_peak THREADS MILLISECONDS
 //
-// prints GFLOP/s, a multiply-add being two, of THREADS threads that do nothing else for at least MILLISECONDS, and the
-// instruction set.
+// prints the GFLOP/s (two FLOP a multiply-add) of THREADS threads that do nothing else for at least MILLISECONDS, and
+// the instruction set.
 
 // The order of these matters.
 // clang-format off

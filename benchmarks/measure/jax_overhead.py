@@ -64,7 +64,7 @@ def contenders(is_causal):
 
 
 def microseconds(function, arrays, calls):
-    """Of one of `calls` calls."""
+    """Microseconds a call, averaged over `calls` calls."""
     begin = time.perf_counter()
     for _ in range(calls):
         results = function(*arrays)
@@ -84,7 +84,7 @@ def measured(functions, arrays, calls, rounds):
 
 
 def compared(times):
-    """Of each direction the medians, and those of jax.nn's time over ours."""
+    """Medians of each direction's times and of the ratio of jax.nn's time to ours."""
     rows = []
     for direction in (forward.__name__, with_gradient.__name__):
         ours, fast, theirs = (times.get((direction, name)) for name in ("flashmask", FAST, "jax.nn"))

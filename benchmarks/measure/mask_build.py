@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it takes to build the vectors of one mask of 131,072 columns, for each family and form of parameters.
+"""Time to build the vectors of one mask of 131,072 columns, for each family and form of parameters.
 
     python -m benchmarks.measure.mask_build    on one core of the host
     scripts/gpu-check masks                    on a GPU

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call of flashmask_attention with a ready plan costs the host, both directions, beyond empty operators.
+"""Host time of a call of flashmask_attention with a ready plan, both directions, beyond empty operators.
 
 The empty operator, flashmask_empty::forward (bindings/torch/empty_operator.cpp), has the schema of flashmask::forward,
 is registered in the same way through LibTorch's stable ABI, allocates out and lse, and returns. It is called as its
-overload, with all arguments by position and without gradients; what it takes is PyTorch's price of any operator. Ours
-is the public function: it checks, looks the plan up, calls the operator, and the operator checks, allocates a workspace
+overload, with all arguments by position and without gradients; its time is PyTorch's price of any operator. Ours is
+the public function: it checks, looks the plan up, calls the operator, and the operator checks, allocates a workspace
 and, on CUDA, launches the kernel.
 
-Of forward and backward together the empty counterpart is a torch.autograd.Function of flashmask_empty::forward and
+For forward and backward together the empty counterpart is a torch.autograd.Function of flashmask_empty::forward and
 backward (which allocates dq, dk and dv) that saves as much as ours, so that both go through PyTorch's autograd, which
 hands over the same gradient of out.
 
@@ -172,7 +172,7 @@ def figures_of(samples):
 
 
 def measure(device, rounds):
-    """What is reported: a dictionary for JSON."""
+    """Measures and returns the report, a dictionary for JSON."""
     torch.ops.load_library(os.environ["FLASHMASK_EMPTY_OPERATOR"])
     torch.set_num_threads(1)
     calls = contenders(device)

@@ -28,7 +28,7 @@ def computed_over_visible(name, seqlen):
 
 
 def packed_over_visible(name, seqlen):
-    """Of tiles that begin where a document does; None where a mask is not of documents alone."""
+    """Computed over visible elements for tiles from each document's first row; None but for masks of documents."""
     if name not in ("document", "causal_document"):
         return None
     lengths = paper_masks.document_lengths(np.random.default_rng(0), seqlen)

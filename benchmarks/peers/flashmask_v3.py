@@ -64,7 +64,7 @@ def pointer(x):
 
 
 class Call:
-    """What both directions share: shapes, bounds, and the scratch memory of their preparation."""
+    """State shared by both directions: shapes, bounds, and the scratch memory of their preparation."""
 
     def __init__(self, q, k, indices, causal):
         self.lib = load()

@@ -145,8 +145,8 @@ def measured_hashes(cases):
 
 
 def counts(cell, op, held, cases):
-    """Whether a direction of a cell of data/peers.json was measured next to the attention kernels that the receipts are
-    of: those of its length, else all of its head dim."""
+    """True if a direction of a cell of data/peers.json was measured next to the attention kernels of the receipts: the
+    receipts of its length, else all of its head dim."""
     of_op = [case for case in cases if (case["op"], case["head_dim"]) == (op, cell["head_dim"])]
     measured = measured_hashes([case for case in of_op if case["seqlen"] == cell["seqlen"]] or of_op)
     kernels = f".{op}.bf16.d{cell['head_dim']}."
@@ -189,7 +189,7 @@ def from_receipts(cases):
 
 
 def from_data(tables):
-    """The same of data/peers.json."""
+    """The ratios of data/peers.json, keyed as from_receipts keys them."""
     found = {}
     for cell in (cell for table in tables for cell in table["cells"]):
         for peer, pair in cell["over_ours"].items():
@@ -201,8 +201,8 @@ def from_data(tables):
 
 
 def ahead(cases):
-    """{(mask, grouped, op): {peer: {(dims, seqlen): ratio}}} where another kernel takes clearly less time. Of a
-    cell that was measured twice, in receipts and in data/peers.json, the ratio less favourable to ours."""
+    """{(mask, grouped, op): {peer: {(dims, seqlen): ratio}}} where another kernel takes clearly less time. A cell
+    measured twice, in receipts and in data/peers.json, has the ratio less favourable to ours."""
     ratios, found = from_data(peer_tables(cases)[1]), {}
     for at, ratio in from_receipts(cases).items():
         ratios[at] = min(ratio, ratios.get(at, ratio))

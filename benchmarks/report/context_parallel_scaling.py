@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the cost model predicts of one attention layer on 4 to 1024 GPUs and 32K to 16M tokens.
+"""Predictions of the cost model for one attention layer on 4 to 1024 GPUs and 32K to 16M tokens.
 
     python -m benchmarks.report.context_parallel_scaling --docs    # write docs/context-parallel-scaling.md
     python -m benchmarks.report.context_parallel_scaling           # print it

@@ -118,7 +118,7 @@ def context_parallel(cases, topics):
 
 
 def overlap(cases, topics):
-    """What docs/context-parallel-scaling.md says of measurements."""
+    """The measured figures of docs/context-parallel-scaling.md."""
     return paragraph(overlap_text(topics))[:-1]
 
 

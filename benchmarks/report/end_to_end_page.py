@@ -197,7 +197,7 @@ def attention_alone(cells):
 
 
 def attention_tflop(model, task, seqlen, sparsity):
-    """Of a step of the median sparsity."""
+    """TFLOP of attention in a step of the median sparsity."""
     head_dim, heads, _ = MODEL_HEADS[model]
     live = 1 - sorted(sparsity)[len(sparsity) // 2]
     forwards = 3 if task == "dpo" else 2

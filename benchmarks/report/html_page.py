@@ -90,7 +90,7 @@ def check_list(found):
 
 
 def provenance(cases, hidden, library):
-    """Where the figures come from."""
+    """The section on the origin of the figures."""
     if not cases:
         lines = [
             '<p class="notice">No cell was measured with the kernels of this library: what follows is computed, '
@@ -111,7 +111,7 @@ def software(run):
 
 
 def peer_section(library):
-    """What was measured next to our kernels without a receipt."""
+    """The section of peers measured next to our kernels without a receipt."""
     parts = []
     for title, about, head, rows in unreceipted_peers.tables(library):
         body = "".join(cells(row) for row in rows)

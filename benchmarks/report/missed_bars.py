@@ -20,7 +20,7 @@ def of_checks(found):
 
 
 def of_cells(cases):
-    """Those of the benchmark's cells, by direction and then of both together."""
+    """Bars of the benchmark's cells, by direction and then for both together."""
     merged = cell_bars.with_totals(cases)
     return [
         bar for op in ("fwd", "bwd", "total") for bar in of_checks(cell_bars.checks(cell_bars.rows_of(merged, op), op))
@@ -28,13 +28,13 @@ def of_cells(cases):
 
 
 def of_topic(topics, name, key, what, kept=lambda cell: True, cells="cells"):
-    """Those that stand in the cells of a topic's receipt, beside the figure `key`."""
+    """Bars in the cells of a topic's receipt, next to the figure `key`."""
     found = topics[name]["figures"][name].get(cells, []) if name in topics else []
     return [Bar(what(c), c[key], c["bar"], c["passed"]) for c in found if "bar" in c and kept(c)]
 
 
 def of_blocks(topics):
-    """Those of block masks with so large a live share that the bar holds for them."""
+    """Bars of block masks whose live share is large enough for the bar to apply."""
     least = topics["blocks"]["figures"]["blocks"]["least_live"] if "blocks" in topics else 0
     what = "time over the live share of the full mask's"
     return of_topic(topics, "blocks", "over_share", lambda cell: what, lambda cell: cell["live"] >= least)
@@ -54,7 +54,7 @@ def of_features(topics):
 
 
 def of_host_time(found):
-    """Those of benchmarks/measure/torch_overhead.py."""
+    """Bars of benchmarks/measure/torch_overhead.py."""
     said = {"no_grad": "a forward, us", "with_backward": "forward and backward, us"}
     return [
         Bar(said[name], found["microseconds"][name], bar, found["microseconds"][name] <= bar)
@@ -99,7 +99,7 @@ def of_all(cases, topics, host_times):
 
 
 def table(found, pages):
-    """What was missed, a row for each bar. `pages`: where the figures of each kind of measurement are."""
+    """Missed bars, one a row. `pages`: the page with the figures of each kind of measurement."""
     rows = [[f"[{name}]({pages[name]})", *row] for name, bars in found.items() for row in missed_rows(bars)]
     return markdown_table(["", "bar", "missed", "reached", "asked"], rows) if rows else []
 

@@ -65,7 +65,7 @@ def slice_table(cases):
 
 
 def bench_command(case):
-    """What measures the cells of a shape."""
+    """The command that measures the cells of a shape."""
     kernels = "" if case["arch"] == receipts.HOPPER else f"FLASHMASK_KERNELS={case['arch']} "
     values = f" --head-dim-v {case['head_dim_v']}" * (case["head_dim_v"] != case["head_dim"])
     grouped = f" --heads-kv {case['heads_kv']}" * is_grouped(case)
@@ -267,7 +267,7 @@ def without_v3(cases):
 
 
 def without_v3_text(cases):
-    """Of the head dims of some cases; empty if FlashMask V3 was measured at all of them."""
+    """Names the head dims without a measured FlashMask V3; empty if there are none."""
     dims = without_v3(cases)
     if not dims:
         return ""
@@ -332,7 +332,7 @@ def mma_sync(cases):
 
 
 def peers(cases):
-    """What other kernels took without a receipt; empty once receipts, or other code of ours, have overtaken it."""
+    """Times of other kernels without a receipt; empty once receipts, or newer code of ours, supersede them."""
     held, tables = peer_tables(cases)
     source = "Measured side by side, without a receipt ([peers.json](../../benchmarks/data/peers.json)): "
     lines = page_head("Other kernels", f"{source}{held['source']}.")
@@ -342,7 +342,7 @@ def peers(cases):
 
 
 def index(names):
-    """The folder's, of {file name: (title, what measures it)}."""
+    """The folder's index, from {file name: (title, the command that measures it)}."""
     return [
         *page_head("Every table", f"All cells in one file: [{CELLS}]({CELLS})."),
         *markdown_table(["", "measured by"], [[f"[{title}]({name})", by] for name, (title, by) in names.items()]),

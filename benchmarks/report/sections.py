@@ -27,7 +27,7 @@ def of_suites(topics, figure):
 
 
 def section(title, command, *lines):
-    """What a command measured, which stands below the title."""
+    """A section on the measurements of a command, which stands below the title."""
     return [f"## {title}", "", f"`{command}`", "", *lines, ""]
 
 
@@ -107,7 +107,7 @@ def features_cost(topics):
 
 
 def features_text(topics):
-    """What softcap and dropout cost a training step's attention at most."""
+    """The highest cost of softcap and dropout in a training step's attention."""
     found = figures_of(topics, "features")
     if not found:
         return ""
@@ -267,7 +267,7 @@ def host_time(topics):
 
 
 def bar_text(what, values, bar):
-    """Whether the longest of some times is within its bar."""
+    """Says if the longest of some times holds its bar."""
     return f"{what} {'holds' if max(values) <= bar else 'misses'} its bar of {bar:.0f} us"
 
 
@@ -337,7 +337,7 @@ MEMORY = (
 
 
 def tests(topics):
-    """What `scripts/gpu-check tests` counted."""
+    """Counts of `scripts/gpu-check tests`."""
     rows = [
         [
             kernel_set,

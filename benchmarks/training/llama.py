@@ -106,7 +106,7 @@ def skipping(deterministic):
 
 
 def dense(batch):
-    """The same kernels under the mask as a matrix of bytes: every tile is computed and masked element by element."""
+    """Our kernels under the mask as a matrix of bytes: every tile is computed and masked element by element."""
     visible = batch.mask.to_dense()
     return lambda q, k, v: DenseAttention.apply(q, k, v, visible)
 

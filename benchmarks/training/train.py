@@ -235,14 +235,14 @@ def environment(device):
 
 
 def kernel_hashes(arguments, library):
-    """Of both directions, in both modes of the backward."""
+    """Hashes of the kernels of both directions, in both modes of the backward."""
     heads = arguments.dim // HEAD_DIM
     shapes = [(op, HEAD_DIM, arguments.seqlen, arguments.batch, heads, arguments.heads_kv) for op in ("fwd", "bwd")]
     return library.of_all([kernels_used.case_of(*shape) for shape in shapes], modes=(False, True))
 
 
 def train(arguments, words):
-    """Whether all checks hold. The receipt grows with each task."""
+    """Trains all tasks; True if all checks hold. The receipt grows with each task."""
     # For the dense mode.
     os.environ.setdefault("FLASHMASK_LIBRARY", str(library_path("FLASHMASK_LIBRARY", "libflashmask.so")))
     on_gpu = arguments.device == "cuda"

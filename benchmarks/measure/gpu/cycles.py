@@ -36,7 +36,7 @@ COUNTERS = {
 # Mask: batch entries of the large cases, a few milliseconds each.
 MASKS = {"full": 2, "causal": 4, "causal_document": 8, "sliding_window": 8}
 FEW_MASKS = ("full", "causal_document")
-# What a line with the reason has, the most telling first.
+# Substrings of a line that gives the reason, the most telling first.
 NO_COUNTERS = ("ERR_NVGPUCTRPERM", "==ERROR==", "Error", "error")
 LEAST_SHARE = 0.1  # of its call's cycles: a kernel below it is shown and not judged
 
@@ -362,7 +362,7 @@ def check_arguments(arguments):
 
 
 def kernel_hashes(arguments):
-    """Of attention alone: the plans are ready."""
+    """Hashes of attention's kernels alone, as the plans are ready."""
     found = arguments.kernels.of_all([case.case() for case in cases(arguments.op)])
     return {name: text for name, text in found.items() if not receipts.is_of_plan(name)}
 

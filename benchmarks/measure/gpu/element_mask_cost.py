@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the element mask costs: the same live tiles all marked partial against all marked full.
+"""Cost of the element mask: all live tiles marked partial against all marked full.
 
 The masks hide nothing, so both plans give the same bits; the kernel evaluates the band alone, one interval or two
 intervals for every element of a partial tile.

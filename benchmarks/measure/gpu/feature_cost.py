@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What sinks, softcap and dropout cost: calls with them over the plain one, in one run, of every kernel's head dims.
+"""Cost of sinks, softcap and dropout: their calls' time over the plain call's, in one run, at every kernel's head dims.
 
-In bfloat16, and a softcap in float16 as well, whose tanh is another.
+In bfloat16; the softcap also in float16, which has a tanh of its own.
 """
 
 from itertools import product

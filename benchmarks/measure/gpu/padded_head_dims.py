@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What head dims between two instances cost: their calls over those of the instance that runs them, in one run."""
+"""Cost of head dims between two instances: their time over the time at the instance's own head dim, in one run."""
 
 import torch
 from harness.calls import Backward, Forward, Mask, Plan, explained

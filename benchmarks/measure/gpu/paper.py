@@ -17,20 +17,20 @@ from benchmarks.masks import paper_masks, visible_tiles
 from benchmarks.receipts import HOPPER, SMALL
 
 TOKENS, HIDDEN = 128 * 1024, 4096
-# Of both directions; matmul is no peer: one 8192^3 bfloat16 product, whose TFLOP/s say how warm the card was.
+# Peers of both directions. matmul is no peer: one 8192^3 bfloat16 product, whose TFLOP/s show how warm the card was.
 OTHERS = ("flashmask_v3", "fa3", "flex", "cudnn")
 CONTENDERS = {
     "fwd": ("ours", "plan", *OTHERS, "dense", "plain", "matmul"),
     "bwd": ("ours", "plan", "deterministic", *OTHERS, "matmul"),
 }
-# Of the kernels of mma.sync: other kernels of it, FlexAttention, and where both fit the device their own small tiles.
+# Peers of mma.sync's kernels: others of mma.sync, FlexAttention and, if the device fits both, their own small tiles.
 MMA_SYNC_CONTENDERS = {
     "fwd": ("ours", "plan", "fa2", "flex", "sdpa", "matmul"),
     "bwd": ("ours", "plan", "deterministic", "fa2", "flex", "sdpa", "matmul"),
 }
 ON_REQUEST = ("fa2", "sdpa", SMALL)
 NO_PEERS = ("ours", "plan", "matmul")
-# Of matrices, each 2 B H S^2 d over what is visible: how many have head_dim for d, and how many head_dim_v.
+# Numbers of matrix products with d = head_dim and d = head_dim_v, each 2 B H S^2 d FLOP over the visible part.
 PRODUCTS = {"fwd": (1, 1), "bwd": (3, 2)}
 # Current models: 32 query heads for 8 key heads at head dim 128, 64 for 8 at 64.
 GROUPED_HEADS_KV = 8
@@ -38,7 +38,7 @@ GROUPED_MASKS = ("full", "causal", "causal_document", "document", "shared_questi
 
 
 class Cell:
-    """One mask at one shape, and what of it needs no GPU."""
+    """One mask at one shape, as far as it needs no GPU."""
 
     def __init__(self, mask, seqlen, head_dim, op="fwd", heads_kv=None, tokens=TOKENS, hidden=HIDDEN, head_dim_v=None):
         self.op, self.mask, self.seqlen, self.head_dim = op, mask, seqlen, head_dim
@@ -63,12 +63,12 @@ class Cell:
         return f"d={dims} S={self.seqlen}{grouped} {self.mask}"
 
     def case(self):
-        """What the receipt's case says of the cell before anything was measured."""
+        """The fields of the receipt's case that are known before anything is measured."""
         sizes = self.head_dim, self.seqlen, self.batch, self.heads, self.heads_kv
         return {**case_of(self.op, *sizes, self.mask, head_dim_v=self.head_dim_v), "live": self.live}
 
     def weight(self):
-        """About how long it takes, for progress: seconds of compilation and the work."""
+        """Estimated seconds of compilation and work, for progress."""
         return (6 if self.op == "fwd" else 12) + self.flop / 2e13
 
     def tflops(self, ms):
@@ -160,7 +160,7 @@ def line_of(cell, case):
 
 
 def cell_type(arguments):
-    """What measures a cell."""
+    """The class that measures a cell."""
     if arguments.dry_run:
         return DryCell
     if arguments.op == "bwd":
@@ -181,7 +181,7 @@ def measured(cell, make, arguments):
 
 
 def cells_of(arguments):
-    """Those asked for; by default every mask with as many key heads as query heads, then some with grouped ones."""
+    """The cells asked for; by default every mask with ungrouped heads, then some masks with grouped heads."""
     heads = HIDDEN // arguments.head_dim
     grouped = () if arguments.masks or heads % GROUPED_HEADS_KV else (GROUPED_HEADS_KV,)
     heads_kv = arguments.heads_kv or (heads, *grouped)

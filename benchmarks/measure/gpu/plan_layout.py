@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the bits of granules (64 rows x 128 keys) lie in a plan's buffer: include/flashmask/plan.h's PlanLayout.
+"""Layout of the bits of granules (64 rows x 128 keys) in a plan's buffer: include/flashmask/plan.h's PlanLayout.
 
-A test compares it with plans that the library builds. What a plan holds after these four sections does not matter here.
+A test compares it with plans that the library builds. Sections of a plan after these four do not matter here.
 """
 
 import struct

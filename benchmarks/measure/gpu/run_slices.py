@@ -31,7 +31,7 @@ FORMS = (
 
 
 def slice_of(text):
-    """What bench.py takes for fwd:128:8192, bwd:192/128:8192:full+causal, fwd:64:8192:kv8 or fwd:64:8192:causal:kv8."""
+    """bench.py arguments for fwd:128:8192, bwd:192/128:8192:full+causal, fwd:64:8192:kv8 or fwd:64:8192:causal:kv8."""
     parts = text.split(":")
     heads_kv = ["--heads-kv", parts.pop()[2:]] if re.fullmatch(r"kv\d+", parts[-1]) else []
     if len(parts) not in (3, 4):

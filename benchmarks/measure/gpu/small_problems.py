@@ -87,7 +87,7 @@ def replayed(call):
 
 
 def has_library(variable, name):
-    """Whether the library is where the environment's variable says, or was carried; the variable says so then."""
+    """True if the library is at the environment's variable or was carried; sets the variable to its path."""
     library = os.environ.get(variable) or ROOT / "build" / "gpu-carry" / name
     if not os.path.exists(library):
         return False
@@ -96,7 +96,7 @@ def has_library(variable, name):
 
 
 def empty_call(inputs):
-    """A forward of operators that do nothing, if they are there; else None."""
+    """A forward of operators that do nothing; None if their library is missing."""
     if not has_library("FLASHMASK_EMPTY_OPERATOR", "libflashmask_empty_operator.so"):
         return None
     from benchmarks.measure.torch_overhead import EmptyFunction

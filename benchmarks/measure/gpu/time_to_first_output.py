@@ -48,13 +48,13 @@ def process(head_dim):
 
 
 def rotated(items, n):
-    """Each first in its turn: a process after another that was like it finds more of what it needs at hand."""
+    """Rotates items so that each comes first in turn: a process finds warm caches after one like it."""
     n %= len(items)
     return (*items[n:], *items[:n])
 
 
 def figures_of(head_dim, rounds):
-    """Of the rounds, each {head dim, 0 for a process without a call: (the process's seconds, those it printed)}."""
+    """Figures of rounds, each {head dim, or 0 without a call: (the process's seconds, the seconds it printed)}."""
     inside = median(times[head_dim][1] for times in rounds)
     outside = median(times[head_dim][0] - times[0][0] for times in rounds)
     return {
