@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measured cases, forward, backward or both together, against the bars: of Hopper's kernels FlashMask V3 and cuDNN, of
-those of mma.sync FlashAttention-2, the visible share of their own time, FlexAttention and SDPA with a dense mask.
+"""Measured cases, forward, backward or both together, against the bars: FlashMask V3 and cuDNN for Hopper's kernels;
+for mma.sync's kernels FlashAttention-2, the visible share of their own time, FlexAttention and SDPA with a dense mask.
 
 Every ratio counts our plan's own time as ours and is speed: their time over our time. FlashMask V3's is the case's own
 where it was a peer of the run; otherwise it comes from data/flashmask_v3.json, where it was measured next to the very
@@ -182,7 +182,7 @@ def v3_checks(rows, head_dim, seqlens, each, mean, label):
 
 
 def checks(rows, op="fwd"):
-    """The bars of `op`, which all rows are of, as far as they reach. They are of heads that are not grouped."""
+    """Checks the bars of `op`, the direction of all rows, for the cells that have bars. Grouped heads have none."""
     of_set = {}
     for row in rows:
         if not row["grouped"]:
@@ -195,7 +195,7 @@ def checks(rows, op="fwd"):
 
 
 def mma_sync_checks(rows, label):
-    """The bars of the kernels of mma.sync, over all rows of one direction."""
+    """Checks the bars of mma.sync's kernels over all rows of one direction."""
     rows = [r for r in rows if r["seqlen"] in MMA_SYNC_SEQLENS and r["op"] != "total"]
     masks = [r for r in rows if r["head_dim"] in MMA_SYNC_MASK_DIMS]
     return [

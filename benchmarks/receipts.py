@@ -133,7 +133,7 @@ def write(receipt, path):
 
 @contextlib.contextmanager
 def locked(folder):
-    """No other process writes receipts into the folder meanwhile."""
+    """Keeps other processes from writing receipts into the folder meanwhile."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

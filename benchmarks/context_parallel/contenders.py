@@ -41,7 +41,7 @@ class Layer:
 
 
 class Kernels:
-    """Without a message, a copy or an autograd node."""
+    """Gather's kernels, without messages, copies or autograd nodes."""
 
     def __init__(self, local, q, k, v, dout):
         n = local.gathered.seqlen_k
@@ -57,8 +57,8 @@ class Kernels:
 
 
 class Exchange:
-    """Without a kernel of attention. So no rank waits for another's attention: two GPUs run the same tiles at speeds
-    that differ by a few percent, with power and heat."""
+    """Gather's copies and messages, without attention's kernels. No rank waits for another's attention: two GPUs run
+    equal tiles at speeds that differ by a few percent, with power and heat."""
 
     ahead = True  # the host enqueues all of it first, as it does in a step, while kernels of attention run
 

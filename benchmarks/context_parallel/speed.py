@@ -322,13 +322,13 @@ def shapes_of_run(ranks):
 
 
 def path_of(arguments):
-    """On the CPU beside what is built, and not among the receipts."""
+    """Path of the receipt; a run on the CPU writes to build/, not to the receipts."""
     folder = receipts.output_folder() if arguments.device == "cuda" else ROOT / "build" / "context-parallel"
     return Path(os.environ.get("OUT") or folder) / "context-parallel.json"
 
 
 def cells_of(arguments):
-    """The cells that the receipt has, of as many ranks."""
+    """The receipt's cells, if it has as many ranks."""
     path = path_of(arguments)
     held = json.loads(path.read_text())["figures"]["context_parallel"] if path.exists() else {"ranks": None}
     return held["cells"] if held["ranks"] == arguments.ranks else []

@@ -177,7 +177,7 @@ class Dense(Sdpa):
         self.attention = _registered(_dense_attention)
 
     def mask(self, batch):
-        """One key's rows after the other: lanes of the kernels read a row of keys, then the next, which is in L1."""
+        """Stores each key's rows contiguously: lanes read a row of keys, then the next row, which is in L1."""
         return super().mask(batch).mT.contiguous().mT
 
     def arguments(self, mask):
@@ -205,7 +205,7 @@ class Nothing:
 
 
 def _no_attention(module, query, key, value, attention_mask, **others):
-    """So that all projections are computed and have gradients."""
+    """Sums query, key and value, so that all projections are computed and have gradients."""
     seen = (key + value).repeat_interleave(query.shape[1] // key.shape[1], 1)
     return (query + seen).transpose(1, 2), None
 
@@ -222,7 +222,7 @@ CONTENDERS = {
 
 
 def refusal(name, task, device):
-    """Why a contender takes no part in a task; None if it does."""
+    """The reason why a contender takes no part in a task; None if it does."""
     if name == "varlen" and torch.device(device).type != "cuda":
         return "torch's varlen attention runs on CUDA alone"
     if name == "varlen" and task in ("dpo", "rm"):

@@ -321,7 +321,7 @@ ENDED = ("refused", "out_of_memory", "failed")  # a result in place of the figur
 
 
 def topic(name):
-    """The receipt's."""
+    """Topic of a figure's receipt."""
     return f"end-to-end-{name}"
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose turn it is on the GPU, where several processes measure: one runs on it while others trace and compile.
+"""Turns on the GPU for several measuring processes: one runs on it while others trace and compile.
 
-A process that shares nothing always has the turn. One that calls share() has it but within given_up(): what
-torch.compile makes there runs when the turn is back.
+A process that shares nothing always has the turn. One that calls share() has it except within given_up(): graphs
+that torch.compile makes there run when the turn is back.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ def take():
 
 
 def give():
-    """Nothing of this process runs on the GPU after it."""
+    """Waits for this process's work on the GPU and gives the turn to another."""
     global _has_turn
     if _semaphore is not None and _has_turn:
         if torch.cuda.is_initialized():
@@ -42,7 +42,7 @@ def give():
 
 @contextlib.contextmanager
 def given_up():
-    """Nothing but what torch.compile makes may run on the GPU in the block, and something of it has to."""
+    """Gives the turn up for a block that has to run graphs of torch.compile on the GPU, and nothing else there."""
     give()
     try:
         yield

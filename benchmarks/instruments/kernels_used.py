@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of the library's kernels a run used, as receipts name them: {id: hash of its machine code}."""
+"""Kernels of the library that a run used, as receipts name them: {id: hash of its machine code}."""
 
 import os
 import sys
@@ -8,7 +8,7 @@ from benchmarks import receipts
 
 
 def case_of(op, head_dim, seqlen, batch, heads, heads_kv=None, mask="full", dtype="bfloat16", head_dim_v=None):
-    """A case as receipts have it, as far as it decides which kernels run."""
+    """The fields of a receipt's case that decide which kernels run."""
     return {
         "op": op,
         "mask": mask,

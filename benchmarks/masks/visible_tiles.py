@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tiles of a mask have a visible element, from its column bounds in linear time, in numpy.
+"""Tiles of a mask with a visible element, found from its column bounds in linear time, in numpy.
 
 Written from the meaning of the bounds alone and apart from the library, so that a benchmark's FLOP count does not
 depend on it.
@@ -58,7 +58,7 @@ def live_tiles(indices, causal, seqlen, rows=TILE, keys=TILE):
 
 
 def visible_elements(indices, causal, seqlen):
-    """How many elements the mask shows."""
+    """Number of elements that the mask shows."""
     hidden = np.clip(disjoint(hidden_intervals(indices, causal, seqlen)), 0, seqlen)
     return seqlen * seqlen - int((hidden[..., 1] - hidden[..., 0]).clip(0).sum())
 

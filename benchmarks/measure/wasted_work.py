@@ -3,10 +3,10 @@
 
     python -m benchmarks.measure.wasted_work --seqlen 32768
 
-Of the paper's masks, from their column bounds alone, for what kernels pass over as a whole: Hopper's ones 64 rows x 128
-keys (a warpgroup of the forward, a tile of the backward; at head dim 64 the backward's tiles have 128 rows), those of
-mma.sync 128 x 128. Beside them the halves of such granules, 64 x 64, and, of documents, tiles of 128 x 128 that begin
-at each document's first row and key, as kernels for packed sequences have them.
+Counts the paper's masks, from their column bounds alone, in granules that kernels skip as a whole: 64 rows x 128 keys
+on Hopper (a warpgroup of the forward, a tile of the backward; at head dim 64 the backward's tiles have 128 rows),
+128 x 128 with mma.sync. Next to them stand half granules, 64 x 64, and, for documents, tiles of 128 x 128 that begin at
+each document's first row and key, as in kernels for packed sequences.
 """
 
 import argparse

@@ -14,7 +14,7 @@ FILES = {"flashmask_v3": "libfmv3.so", "fa3": "libfa3.so"}
 
 
 class LeftOut(Exception):
-    """Why a contender does not take part in a cell. The cell says so and is no worse for it."""
+    """The reason why a contender does not take part in a cell. The cell says so and is no worse for it."""
 
 
 def folder():

@@ -2,7 +2,7 @@
 """FlashAttention-3 (Dao-AILab/flash-attention, hopper) as operators of PyTorch: full, causal, and packed documents as
 sequences of their own.
 
-What one of its calls allocates comes from PyTorch's cache, as it does for its users.
+Its calls allocate from PyTorch's cache, as they do for its users.
 """
 
 import functools
@@ -15,7 +15,7 @@ from benchmarks.peers import LeftOut, library
 
 # Mask: (causal, whether its documents are packed sequences)
 MASKS = {"full": (False, False), "causal": (True, False), "document": (False, True), "causal_document": (True, True)}
-# (head_dim, head_dim_v) of this build, and those of which it takes packed sequences too
+# (head_dim, head_dim_v) of this build, and the pairs that also take packed sequences
 HEAD_DIMS = {(64, 64), (128, 128), (192, 128), (256, 256)}
 PACKED_HEAD_DIMS = {(64, 64), (128, 128)}
 

@@ -35,7 +35,7 @@ def check(status, call):
 def vectors_of(indices, causal, seqlen, batch):
     """(lts, lte, uts, ute), int32 [batch, 1, seqlen] or None each, of `indices` int32 [1, 1, seqlen, n].
 
-    None: those of a mask whose intervals hide nothing, as the interface has no call without vectors.
+    `indices` None: the vectors of a mask that hides nothing, as the interface has no call without vectors.
     """
 
     def vector(values):

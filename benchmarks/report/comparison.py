@@ -77,13 +77,13 @@ def worst_text(rows, key):
 
 
 def dense_text(rows, key):
-    """Full and causal."""
+    """Speeds of the full and the causal mask."""
     found = {row["mask"]: row[key] for row in rows if row[key]}
     return " / ".join(speed_text(found[mask]) for mask in ("full", "causal") if mask in found)
 
 
 def standing_table(cases, op):
-    """A direction at each head dim and length."""
+    """A row for each head dim and length of a direction."""
     rows = []
     for (head_dim, seqlen), found in plain(cases, op).items():
         slower = [row["deterministic"] for row in found if row["deterministic"]]

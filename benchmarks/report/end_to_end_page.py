@@ -83,7 +83,7 @@ def size_text(count):
 
 
 def ended_text(result):
-    """In place of a figure."""
+    """Text in place of a figure."""
     return "out of memory" if "out_of_memory" in result else "failed" if "failed" in result else "–"
 
 

@@ -166,7 +166,7 @@ NO_BLOCK_SPARSE_PEER = (
 
 
 def block_text(cell):
-    """In bold where it misses its bar."""
+    """Sets a figure that misses its bar in bold."""
     return f"{cell['over_share']:.3f}" if cell["passed"] else f"**{cell['over_share']:.3f}**"
 
 

@@ -30,7 +30,7 @@ def case_of(cell, held, op):
 
 
 def state_of(cell, held, library):
-    """As receipts.state_of."""
+    """State of a cell, as receipts.state_of gives it."""
     try:
         now = set().union(*(library.kernels_of(case_of(cell, held, op)) for op in ("fwd", "bwd")))
     except ValueError as error:
@@ -54,7 +54,7 @@ def counted(library, path=FILE):
 
 
 def pair_text(pair):
-    """Forward and backward; of one direction alone, that."""
+    """Forward / backward, or the only direction that was measured."""
     return " / ".join(f"{x:.2f}" for x in pair if x is not None) if pair else ""
 
 

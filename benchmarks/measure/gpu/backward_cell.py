@@ -17,7 +17,7 @@ FORWARD_ALONE = ("dense", "plain")
 
 
 class TorchBackward:
-    """The backward of a recorded call, again and again."""
+    """A repeatable backward of a recorded call."""
 
     def __init__(self, out, inputs, dout):
         self.arguments = out, inputs, dout

@@ -16,7 +16,7 @@ from benchmarks.measure.gpu import paper
 
 
 def compile_cell(cell):
-    """The cell's label, and why it did not compile if it did not: then it is compiled when it is measured."""
+    """The cell's label, and the reason if it did not compile: then it is compiled when it is measured."""
     import torch
 
     from benchmarks.masks.flex_masks import flex_mask

@@ -90,7 +90,7 @@ def cycles_of_sink(calls, marks, rounds):
 
 
 def judge(figure):
-    """With its bar, where it has one."""
+    """Adds the bar to a figure that has one."""
     if "cycles_over_plain" in figure:
         return {**figure, "bar": BAR_OF_CYCLES, "passed": figure["cycles_over_plain"] <= BAR_OF_CYCLES}
     at = figure["feature"], figure["op"]

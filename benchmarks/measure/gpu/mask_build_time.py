@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Building the vectors of one mask of 131,072 columns, on the GPU and on one core of the host.
 
-By replaying a graph of one build, by one of many (kernels alone), and by events around back-to-back calls.
+Timed by replaying a graph of one build or of many (kernels alone), and by events around back-to-back calls.
 """
 
 import torch

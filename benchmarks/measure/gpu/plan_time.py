@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The planner's time: twelve masks at 8K (one mask, and sixteen different ones), 32K and 128K.
 
-By events around back-to-back calls (with the host's side of a call) and by replaying a graph (the kernels alone).
+Timed by events around back-to-back calls (with the host's side of a call) and by replaying a graph (the kernels alone).
 `benchmarks/report/replan.py` puts the latter into the benchmark's cells.
 """
 

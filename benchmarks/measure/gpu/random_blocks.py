@@ -13,7 +13,7 @@ BAR, LEAST_LIVE = 1.10, 0.2  # the bar holds from this live share on
 
 
 def heads_of(seqlen):
-    """As many as make the products of a sequence no more than those of 64K tokens with the whole hidden size."""
+    """Number of heads that keeps a sequence's products within those of 64K tokens at the whole hidden size."""
     return HIDDEN // HEAD_DIM * TOKENS // max(TOKENS, seqlen)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wall time of 1,000 back-to-back calls on a small problem with a ready plan: what the host's side of a call costs.
+"""Wall time of 1,000 back-to-back calls on a small problem with a ready plan: the host's cost of a call.
 
 With --op bwd a call is the forward and its backward. PyTorch's contenders go through its autograd; ours are the C
 interface's two calls and, where the operators are (FLASHMASK_TORCH_LIBRARY or build/gpu-carry/libflashmask_torch.so),
@@ -118,7 +118,7 @@ def torch_call(mask_name, inputs):
 
 
 def both_contenders_of(mask_name, head_dim):
-    """As contenders_of, of forward and backward."""
+    """Contenders of forward and backward together, as contenders_of returns them."""
     torch.manual_seed(head_dim)
     q, k, v, dout = (
         torch.randn((BATCH, SEQLEN, HEADS, head_dim), dtype=torch.bfloat16, device="cuda") for _ in range(4)

@@ -2,7 +2,7 @@
 """Time to a first output, in a fresh process.
 
 A process that loads the library, plans and runs one call is compared with one that only creates a CUDA context and the
-inputs. Bar: 0.3 s, of the whole process's difference and, as those scatter, of the seconds inside it, too.
+inputs. Bar: 0.3 s, for the difference between whole processes and, as it scatters, also for the seconds inside.
 """
 
 import subprocess
@@ -18,7 +18,7 @@ HEAD_DIMS = (128, 64)
 
 
 def child(head_dim):
-    """Prints the seconds from ready inputs to a finished output; to nothing without a head dim."""
+    """Prints the seconds from ready inputs to a finished output; makes no call without a head dim."""
     import torch
 
     q, k, v = (torch.randn((1, SEQLEN, HEADS, head_dim or 128), dtype=torch.bfloat16, device="cuda") for _ in range(3))
