@@ -61,7 +61,7 @@ if(EXISTS ${prefix}/bin/flashmask)
   run(${prefix}/bin/flashmask info)
 endif()
 
-# What was installed, and nothing else, is in the list.
+# The list has all that was installed, and nothing else.
 file(RENAME ${prefix} ${WORK_DIR}/first)
 run(${CMAKE_COMMAND} -DMANIFEST=${BUILD_DIR}/install_manifest_Unspecified.txt -P ${UNINSTALL})
 file(GLOB_RECURSE left ${WORK_DIR}/first/*)
