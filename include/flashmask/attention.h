@@ -56,7 +56,7 @@ struct Features {
   /// q's dtype.
   bool partial_out = false;
 };
-/// Names of the features asked for: "softcap", "sink", "dropout", "partial_out".
+/// Names of the features asked for: "softcap", "dropout", "sink", "partial_out".
 FLASHMASK_API std::vector<std::string> names(const Features& features);
 
 /// How a call is to be run. Everything has a default.
