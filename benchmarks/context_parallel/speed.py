@@ -300,7 +300,8 @@ def begin_receipt(arguments, words, link):
         library = kernels_used.here()
         of_shapes = library.of_all(shapes_of_run(arguments.ranks))
         # A rank's rows of a mask may have a band over positions.
-        hashes = {i: h for i, h in sorted(library.hashes.items()) if i.replace(".light", "") in of_shapes}
+        plain = lambda i: i.replace(".sink.pos", "").replace(".pos", "")
+        hashes = {i: h for i, h in sorted(library.hashes.items()) if i in of_shapes or plain(i) in of_shapes}
         receipt.update(toolkit=library.toolkit, kernel_hashes=hashes)
     return receipt
 
