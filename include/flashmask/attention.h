@@ -150,10 +150,10 @@ FLASHMASK_API std::vector<BackendInfo> backends();
 /// A compiled GPU kernel.
 struct KernelInfo {
   /// Its purpose, "sm90.fwd.bf16.d128.dv128.c3": architecture, direction, element type, head_dim, head_dim_v,
-  /// consumer warpgroups, or kilobytes of shared memory, "sm80.fwd.bf16.d128.dv128.k163"; ".light" follows where calls
-  /// with sinks (forward) or positions run it, ".features" where those with softcap or dropout do; helpers of a
-  /// backward have its id and a word more, a sink's gradient is "sm90.bwd.bf16.dsink", a plan's are
-  /// "sm90.plan.classify" and so on. It stays what it is when code is renamed or moved.
+  /// consumer warpgroups, or kilobytes of shared memory, "sm80.fwd.bf16.d128.dv128.k163"; the features
+  /// that it takes follow, ".softcap.dropout.sink.pos"; helpers of a backward have its id and a word more, a sink's
+  /// gradient is "sm90.bwd.bf16.dsink", a plan's are "sm90.plan.classify" and so on. It stays what it is when code is
+  /// renamed or moved.
   std::string id{};
   std::string arch{};                 ///< architecture it was compiled for, "sm90"
   std::string symbol{};               ///< its entry in the library's device code
