@@ -62,7 +62,7 @@ test:
 	scripts/setup test $(CUDA)
 	$(configure) release $(cuda_options)
 	cmake --build --preset release
-	FLASHMASK_TEST_SCALE=$${FLASHMASK_TEST_SCALE:-40} ctest --preset release
+	FLASHMASK_TEST_SCALE=$${FLASHMASK_TEST_SCALE:-25} ctest --preset release
 
 # Variables set here also hold for the prerequisites.
 test-long: export FLASHMASK_TEST_LONG = 1
