@@ -7,16 +7,24 @@
 #include <string_view>
 
 #include "common.h"
+#include "flashmask/options.def"
+
+// Members for the features of flashmask/options.def, which have an attribute each: of a tensor that it is there.
+#define FLASHMASK_NONE(...)
+#define FLASHMASK_HAS_TENSOR(field, ...) bool has_##field;
+#define FLASHMASK_NUMBER(field, ...) double field;
+#define FLASHMASK_TENSOR(field, ...) fm_tensor field{};
 
 namespace {
 
 /// Attributes of a call beside its arrays, as in fm_mask and fm_options.
 struct Attributes {
   int64_t mask_flags, q_offset, window_left, window_right;
-  bool has_bounds, has_block_mask, has_sink, has_dropout_state, has_plan, has_dlse;
+  bool has_bounds, has_block_mask, has_dropout_state, has_plan, has_dlse;
   int64_t flags;
-  double softmax_scale, softcap, dropout_p;
+  double softmax_scale;
   std::string_view backend;
+  FLASHMASK_FEATURES(FLASHMASK_HAS_TENSOR, FLASHMASK_NUMBER, FLASHMASK_NONE)
 };
 
 /// Attributes of a mask beside its arrays, with the lengths that no q and k give.
@@ -56,14 +64,16 @@ fm_mask mask_of(const Of& attributes, int64_t seqlen_q, int64_t seqlen_k, Arrays
   return mask;
 }
 
+/// The arrays of a call's features, in their order.
 struct Features {
-  fm_tensor sink, dropout_state;
-};
+  Features(const Attributes& attributes, Arrays& arrays) : dropout_state(arrays.next(attributes.has_dropout_state)) {
+#define FLASHMASK_NEXT(field, ...) field = arrays.next(attributes.has_##field);
+    FLASHMASK_FEATURES(FLASHMASK_NEXT, FLASHMASK_NONE, FLASHMASK_NONE)
+  }
 
-Features features_of(const Attributes& attributes, Arrays& arrays) {
-  const fm_tensor sink = arrays.next(attributes.has_sink);
-  return {sink, arrays.next(attributes.has_dropout_state)};
-}
+  fm_tensor dropout_state;
+  FLASHMASK_FEATURES(FLASHMASK_TENSOR, FLASHMASK_NONE, FLASHMASK_NONE)
+};
 
 /// Device of a call, and its workspace: on the host memory that lasts as long as the call, on CUDA a buffer of XLA's,
 /// which a command buffer keeps to run the work again later.
@@ -83,9 +93,9 @@ ffi::Error run(fm_status (*function)(const Args*, void*, size_t, const fm_option
   options.struct_size = sizeof(options);
   options.flags = static_cast<uint32_t>(attributes.flags);
   options.softmax_scale = attributes.softmax_scale;
-  options.softcap = attributes.softcap;
-  options.sink = features.sink;
-  options.dropout_p = attributes.dropout_p;
+#define FLASHMASK_SET_TENSOR(field, ...) options.field = features.field;
+#define FLASHMASK_SET_NUMBER(field, ...) options.field = attributes.field;
+  FLASHMASK_FEATURES(FLASHMASK_SET_TENSOR, FLASHMASK_SET_NUMBER, FLASHMASK_NONE)
   options.dropout_state = static_cast<const uint64_t*>(features.dropout_state.data);
   options.backend = backend.c_str();
   options.device = place.device;
@@ -106,8 +116,8 @@ ffi::Error build_plan(const fm_mask& mask, const ffi::AnyBuffer& plan, const Pla
   return error_of(fm_plan_build(&mask, plan.untyped_data(), plan.size_bytes(), &options));
 }
 
-/// Arguments: q, k, v, then bounds, block_mask, sink and dropout_state if present. `rest` begins with the plan, if the
-/// call is to leave one.
+/// Arguments: q, k, v, then bounds, block_mask, dropout_state and features' tensors if present. `rest` begins with the
+/// plan, if the call is to leave one.
 ffi::Error forward(const Place& place, const Attributes& attributes, ffi::RemainingArgs arguments,
                    const ffi::AnyBuffer& out, const ffi::AnyBuffer& lse, const ffi::RemainingRets& rest) {
   Arrays arrays(arguments);
@@ -117,7 +127,7 @@ ffi::Error forward(const Place& place, const Attributes& attributes, ffi::Remain
   args.k = arrays.next();
   args.v = arrays.next();
   const fm_mask mask = mask_of(attributes, args.q.shape[1], args.k.shape[1], arrays);
-  const Features features = features_of(attributes, arrays);
+  const Features features(attributes, arrays);
   args.mask = &mask;
   args.out = tensor_of(out);
   args.lse = tensor_of(lse);
@@ -136,8 +146,8 @@ struct Gradients {
   fm_tensor dq, dk, dv, dsink;
 };
 
-/// Arguments: q, k, v, out, lse, dout, then dlse, bounds, block_mask, sink, dropout_state and the forward's plan if
-/// present.
+/// Arguments: q, k, v, out, lse, dout, then dlse, bounds, block_mask, dropout_state, features' tensors and the
+/// forward's plan if present.
 ffi::Error backward(const Place& place, const Attributes& attributes, ffi::RemainingArgs arguments,
                     const Gradients& gradients) {
   Arrays arrays(arguments);
@@ -151,7 +161,7 @@ ffi::Error backward(const Place& place, const Attributes& attributes, ffi::Remai
   args.dout = arrays.next();
   args.dlse = arrays.next(attributes.has_dlse);
   const fm_mask mask = mask_of(attributes, args.q.shape[1], args.k.shape[1], arrays);
-  const Features features = features_of(attributes, arrays);
+  const Features features(attributes, arrays);
   const fm_tensor plan = arrays.next(attributes.has_plan);
   args.mask = &mask;
   args.plan = plan.data;
@@ -231,15 +241,18 @@ auto on_cuda() {
 
 }  // namespace
 
+#define FLASHMASK_HAS_MEMBER(field, ...) , ffi::StructMember<bool>("has_" #field)
+#define FLASHMASK_NUMBER_MEMBER(field, ...) , ffi::StructMember<double>(#field)
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(Attributes, ffi::StructMember<int64_t>("mask_flags"),
                                       ffi::StructMember<int64_t>("q_offset"), ffi::StructMember<int64_t>("window_left"),
                                       ffi::StructMember<int64_t>("window_right"), ffi::StructMember<bool>("has_bounds"),
-                                      ffi::StructMember<bool>("has_block_mask"), ffi::StructMember<bool>("has_sink"),
+                                      ffi::StructMember<bool>("has_block_mask"),
                                       ffi::StructMember<bool>("has_dropout_state"), ffi::StructMember<bool>("has_plan"),
                                       ffi::StructMember<bool>("has_dlse"), ffi::StructMember<int64_t>("flags"),
-                                      ffi::StructMember<double>("softmax_scale"), ffi::StructMember<double>("softcap"),
-                                      ffi::StructMember<double>("dropout_p"),
-                                      ffi::StructMember<std::string_view>("backend"));
+                                      ffi::StructMember<double>("softmax_scale"),
+                                      ffi::StructMember<std::string_view>("backend")
+                                          FLASHMASK_FEATURES(FLASHMASK_HAS_MEMBER, FLASHMASK_NUMBER_MEMBER,
+                                                             FLASHMASK_NONE));
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(PlanAttributes, ffi::StructMember<int64_t>("seqlen_q"),
                                       ffi::StructMember<int64_t>("seqlen_k"), ffi::StructMember<int64_t>("mask_flags"),
                                       ffi::StructMember<int64_t>("q_offset"), ffi::StructMember<int64_t>("window_left"),

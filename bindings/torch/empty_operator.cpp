@@ -19,11 +19,17 @@ namespace {
 using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
+// Types of the arguments that have the features of flashmask/options.def.
+#define FLASHMASK_TENSOR(...) , const OptionalTensor&
+#define FLASHMASK_NUMBER(...) , double
+#define FLASHMASK_FLAG(...) , bool
+#define FLASHMASK_FEATURE_TYPES FLASHMASK_FEATURES(FLASHMASK_TENSOR, FLASHMASK_NUMBER, FLASHMASK_FLAG)
+
 std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor&, const Tensor& v, const OptionalTensor&,
                                    const OptionalTensor&, const OptionalTensor&, std::optional<double>, bool,
                                    std::optional<int64_t>, int64_t, int64_t, bool, const std::string&, int64_t,
-                                   const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-                                   const OptionalTensor&, double, double, bool) {
+                                   const OptionalTensor&, const OptionalTensor&,
+                                   const OptionalTensor& FLASHMASK_FEATURE_TYPES) {
   const Place place = place_of(q);
   const int64_t batch = q.size(0), seqlen_q = q.size(1), heads = q.size(2);
   return {empty<4>("out", {batch, seqlen_q, heads, v.size(3)}, torch_dtype(q), place),
@@ -35,8 +41,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor&, const Optiona
                                                     const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
                                                     std::optional<double>, bool, std::optional<int64_t>, int64_t,
                                                     int64_t, bool, const std::string&, int64_t, const OptionalTensor&,
-                                                    const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-                                                    double, double, bool) {
+                                                    const OptionalTensor&,
+                                                    const OptionalTensor& FLASHMASK_FEATURE_TYPES) {
   const Place place = place_of(q);
   return {empty_like("dq", q, torch_dtype(q), place), empty_like("dk", k, torch_dtype(k), place),
           empty_like("dv", v, torch_dtype(v), place), empty<1>("dsink", {0}, aoti_torch_dtype_float32(), place)};

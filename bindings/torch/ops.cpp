@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "flashmask/c_api.h"
+#include "flashmask/options.def"
 #include "runtime.h"
 #include "schemas.h"
 
@@ -28,6 +29,7 @@ namespace {
 
 using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
+const OptionalTensor kNoTensor;
 
 /// Prefixes that Python turns into the package's own exceptions: torch passes on an exception's text, not its type.
 constexpr const char* kUnsupported = "UnsupportedError: ";
@@ -155,16 +157,27 @@ const uint64_t* dropout_state_of(const OptionalTensor& state, const Call& call) 
   return static_cast<const uint64_t*>(state->data_ptr());
 }
 
+// Parameters, arguments and members for the features of flashmask/options.def.
+#define FLASHMASK_TENSOR(field, ...) , const OptionalTensor& field
+#define FLASHMASK_NUMBER(field, ...) , double field
+#define FLASHMASK_FLAG(field, ...) , bool field
+#define FLASHMASK_FEATURE_PARAMETERS FLASHMASK_FEATURES(FLASHMASK_TENSOR, FLASHMASK_NUMBER, FLASHMASK_FLAG)
+#define FLASHMASK_ARGUMENT(field, ...) , field
+#define FLASHMASK_FEATURE_ARGUMENTS FLASHMASK_FEATURES(FLASHMASK_ARGUMENT, FLASHMASK_ARGUMENT, FLASHMASK_ARGUMENT)
+#define FLASHMASK_TENSOR_MEMBER(field, ...) const OptionalTensor& field = kNoTensor;
+#define FLASHMASK_NUMBER_MEMBER(field, ...) double field = 0;
+#define FLASHMASK_FLAG_MEMBER(field, ...) bool field = false;
+#define FLASHMASK_READ_TENSOR(field, ...) options.field = call(field, #field);
+#define FLASHMASK_READ_NUMBER(field, ...) options.field = field;
+
 /// Options as the operators take them.
 struct OptionArguments {
   std::optional<double> softmax_scale;
   bool deterministic;
   const std::string& backend;
   int64_t max_ctas;
-  const OptionalTensor& sink;
-  const OptionalTensor& dropout_state;
-  double dropout_p, softcap;
-  bool partial_out;
+  const OptionalTensor& dropout_state = kNoTensor;
+  FLASHMASK_FEATURES(FLASHMASK_TENSOR_MEMBER, FLASHMASK_NUMBER_MEMBER, FLASHMASK_FLAG_MEMBER)
 
   fm_options read(const Call& call, const Place& place) const {
     fm_options options = options_for(place);
@@ -175,11 +188,8 @@ struct OptionArguments {
     }
     options.backend = backend.c_str();
     options.max_ctas = static_cast<int32_t>(std::clamp<int64_t>(max_ctas, INT32_MIN, INT32_MAX));
-    options.sink = call(sink, "sink");
+    FLASHMASK_FEATURES(FLASHMASK_READ_TENSOR, FLASHMASK_READ_NUMBER, FLASHMASK_READ_NUMBER)
     options.dropout_state = dropout_state_of(dropout_state, call);
-    options.dropout_p = dropout_p;
-    options.softcap = softcap;
-    options.partial_out = partial_out;
     return options;
   }
 };
@@ -277,10 +287,9 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tenso
                                    const OptionalTensor& block_mask, const OptionalTensor& plan_buffer,
                                    std::optional<double> softmax_scale, bool causal, std::optional<int64_t> q_offset,
                                    int64_t window_left, int64_t window_right, bool deterministic,
-                                   const std::string& backend, int64_t max_ctas, const OptionalTensor& sink,
-                                   const OptionalTensor& q_pos, const OptionalTensor& k_pos,
-                                   const OptionalTensor& dropout_state, double dropout_p, double softcap,
-                                   bool partial_out) {
+                                   const std::string& backend, int64_t max_ctas, const OptionalTensor& q_pos,
+                                   const OptionalTensor& k_pos,
+                                   const OptionalTensor& dropout_state FLASHMASK_FEATURE_PARAMETERS) {
   const Place place = place_of(q);
   const Call call(place, "query");
   const int64_t batch = size_of(q, 0, "query"), seqlen_q = size_of(q, 1, "query"), heads = size_of(q, 2, "query");
@@ -301,8 +310,8 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tenso
   args.out = call(out, "out");
   args.lse = call(lse, "lse");
 
-  const OptionArguments options{softmax_scale, deterministic, backend, max_ctas,   sink,
-                                dropout_state, dropout_p,     softcap, partial_out};
+  const OptionArguments options{softmax_scale, deterministic, backend, max_ctas,
+                                dropout_state FLASHMASK_FEATURE_ARGUMENTS};
   run_forward(args, options.read(call, place), place);
   return {out, lse};
 }
@@ -364,9 +373,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
     const Tensor& out, const Tensor& lse, const OptionalTensor& bounds, const OptionalTensor& block_mask,
     const OptionalTensor& plan_buffer, std::optional<double> softmax_scale, bool causal,
     std::optional<int64_t> q_offset, int64_t window_left, int64_t window_right, bool deterministic,
-    const std::string& backend, int64_t max_ctas, const OptionalTensor& sink, const OptionalTensor& q_pos,
-    const OptionalTensor& k_pos, const OptionalTensor& dropout_state, double dropout_p, double softcap,
-    bool partial_out) {
+    const std::string& backend, int64_t max_ctas, const OptionalTensor& q_pos, const OptionalTensor& k_pos,
+    const OptionalTensor& dropout_state FLASHMASK_FEATURE_PARAMETERS) {
   const MaskArguments mask{bounds, block_mask, causal, q_offset, window_left, window_right, q_pos, k_pos};
   BackwardCall made(dout, dlse, q, k, v, out, lse, mask, plan_buffer);
   const Place& place = made.place;
@@ -380,7 +388,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
   const Tensor dsink = sink ? empty_like("dsink", *sink, torch_dtype(*sink), place)
                             : empty<1>("dsink", {0}, aoti_torch_dtype_float32(), place);
   if (sink) made.args.dsink = call(dsink, "dsink");
-  made.run({softmax_scale, deterministic, backend, max_ctas, sink, dropout_state, dropout_p, softcap, partial_out});
+  made.run({softmax_scale, deterministic, backend, max_ctas, dropout_state FLASHMASK_FEATURE_ARGUMENTS});
   return {dq, dk, dv, dsink};
 }
 
@@ -417,8 +425,11 @@ std::tuple<Tensor, Tensor> partial_backward(const Tensor& dout, const OptionalTe
   made.args.dq = call(dq, "dq");
   made.args.dk = part_of(buffer, 0, element_size, k);
   made.args.dv = part_of(buffer, k.numel(), element_size, v);
-  const OptionalTensor none;
-  made.run({softmax_scale, deterministic, backend, max_ctas, none, none, 0, 0, true});
+  made.run({.softmax_scale = softmax_scale,
+            .deterministic = deterministic,
+            .backend = backend,
+            .max_ctas = max_ctas,
+            .partial_out = true});
   return {dq, dkv};
 }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "flashmask/options.def"
+
 /// The operators' schemas; benchmarks/measure/torch_overhead.py compares with empty operators of these schemas.
 /// Arguments with a default are rarely given, and so cost a call next to nothing; dsink is empty without sink, as
 /// torch's traces know no tensors that may be missing.
@@ -9,25 +11,29 @@ namespace schemas {
 #define FLASHMASK_PLAIN_OPTIONS                                                                                        \
   "float? softmax_scale, bool causal, SymInt? q_offset, SymInt window_left, SymInt window_right, bool deterministic, " \
   "str backend, int max_ctas=0"
-#define FLASHMASK_OPTIONS                                                                           \
-  FLASHMASK_PLAIN_OPTIONS                                                                           \
-  ", Tensor? sink=None, Tensor? q_pos=None, Tensor? k_pos=None, Tensor? dropout_state=None, float " \
-  "dropout_p=0., float softcap=0., bool partial_out=False"
+#define FLASHMASK_POSITIONS ", Tensor? q_pos=None, Tensor? k_pos=None"
+#define FLASHMASK_TENSOR(field, ...) ", Tensor? " #field "=None"
+#define FLASHMASK_NUMBER(field, ...) ", float " #field "=0."
+#define FLASHMASK_FLAG(field, ...) ", bool " #field "=False"
+#define FLASHMASK_OPTIONS                     \
+  FLASHMASK_PLAIN_OPTIONS FLASHMASK_POSITIONS \
+      ", Tensor? dropout_state=None" FLASHMASK_FEATURES(FLASHMASK_TENSOR, FLASHMASK_NUMBER, FLASHMASK_FLAG)
 #define FLASHMASK_BACKWARD_INPUTS                                                                             \
   "Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? bounds, Tensor? " \
   "block_mask, Tensor? plan, "
 
 constexpr const char* kPlan =
     "plan(Tensor? bounds, Tensor? block_mask, SymInt seqlen_q, SymInt seqlen_k, bool causal, SymInt? q_offset, SymInt "
-    "window_left, SymInt window_right, Device device, Tensor? q_pos=None, Tensor? k_pos=None) -> Tensor";
+    "window_left, SymInt window_right, Device device" FLASHMASK_POSITIONS ") -> Tensor";
 constexpr const char* kForward =
     "forward(Tensor q, Tensor k, Tensor v, Tensor? bounds, Tensor? block_mask, Tensor? plan, " FLASHMASK_OPTIONS
     ") -> (Tensor out, Tensor lse)";
 constexpr const char* kBackward =
     "backward(" FLASHMASK_BACKWARD_INPUTS FLASHMASK_OPTIONS ") -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)";
 /// dkv: dk and then dv, each contiguous, in one dimension: a context parallel backward sends both at once.
-constexpr const char* kPartialBackward = "partial_backward(" FLASHMASK_BACKWARD_INPUTS FLASHMASK_PLAIN_OPTIONS
-                                         ", Tensor? q_pos=None, Tensor? k_pos=None) -> (Tensor dq, Tensor dkv)";
+constexpr const char* kPartialBackward =
+    "partial_backward(" FLASHMASK_BACKWARD_INPUTS FLASHMASK_PLAIN_OPTIONS FLASHMASK_POSITIONS
+    ") -> (Tensor dq, Tensor dkv)";
 
 /// names: of the vectors and then of the numbers, between commas. shape: keys, and how many numbers the bounds, the
 /// order and the positions have for each of them; keys -1 where only the vectors' contents say it. unfit: one number
@@ -40,6 +46,10 @@ constexpr const char* kBuildMask =
 
 #undef FLASHMASK_BACKWARD_INPUTS
 #undef FLASHMASK_OPTIONS
+#undef FLASHMASK_FLAG
+#undef FLASHMASK_NUMBER
+#undef FLASHMASK_TENSOR
+#undef FLASHMASK_POSITIONS
 #undef FLASHMASK_PLAIN_OPTIONS
 
 }  // namespace schemas

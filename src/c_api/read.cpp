@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "common/tensor_checks.h"
+#include "flashmask/options.def"
 #include "flashmask/version.h"
 #include "plan/plan_buffer.h"
 
@@ -44,6 +45,25 @@ void check_unimplemented(const fm_options& o) {
        {std::pair{"reserved", o.reserved[0] || o.reserved[1]}, {"block_table", o.block_table.dtype != FM_NONE}}) {
     if (is_set) throw_unsupported("options->", field, " is set; it must be zero: it is not implemented");
   }
+}
+
+/// 0 or 1.
+bool flag(uint32_t value, const char* field) {
+  if (value > 1) throw_unsupported("options->", field, " is ", value, "; it must be 0 or 1");
+  return value != 0;
+}
+
+Features read_features(const fm_options& o, Device device) {
+  Features features;
+#define FLASHMASK_TENSOR(field, member, ...) features.member = tensor(o.field, #field, device);
+#define FLASHMASK_NUMBER(field, member, ...) features.member = o.field;
+#define FLASHMASK_FLAG(field, member) features.member = flag(o.field, #field);
+  FLASHMASK_FEATURES(FLASHMASK_TENSOR, FLASHMASK_NUMBER, FLASHMASK_FLAG)
+#undef FLASHMASK_FLAG
+#undef FLASHMASK_NUMBER
+#undef FLASHMASK_TENSOR
+  features.dropout.state = o.dropout_state;
+  return features;
 }
 
 std::span<const std::byte> const_memory(const void* data, std::size_t bytes) {
@@ -136,11 +156,7 @@ CallOptions::CallOptions(const fm_options* from) {
   if (o.device < 0)
     throw_invalid("options->device is ", o.device, "; it must be FM_DEVICE_CPU (0) or 1 + the index of a CUDA device");
   if (o.device > 0) device = {Device::Kind::kCuda, o.device - 1};
-  if (o.partial_out > 1) throw_unsupported("options->partial_out is ", o.partial_out, "; it must be 0 or 1");
-  options.features = {.softcap = o.softcap,
-                      .sink = tensor(o.sink, "sink", device),
-                      .dropout = {.p = o.dropout_p, .state = o.dropout_state},
-                      .partial_out = o.partial_out != 0};
+  options.features = read_features(o, device);
 }
 
 const Options& CallOptions::with_counter() {

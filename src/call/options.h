@@ -4,11 +4,9 @@
 #include <string_view>
 
 #include "flashmask/attention.h"
+#include "flashmask/options.def"
 
 namespace flashmask {
-
-// The table of features beyond the softmax of masked scores. Checks, names() and refusals follow from it; a new option
-// is a member of Features and a row here.
 
 /// A number of Features.
 struct NumberOption {
@@ -32,20 +30,21 @@ struct FlagOption {
   bool (*value)(const Features&);
 };
 
-/// From a softcap whose inverse is an ordinary number in float32 up to where the error of a GPU's tanh, in units of the
-/// softcap, is below 1e-4.
-inline constexpr NumberOption kNumberOptions[] = {
-    {"softcap", "softcap", [](const Features& f) { return f.softcap; }, [](double c) { return c >= 1e-18 && c <= 256; },
-     "0 (none) or between 1e-18 and 256"},
-    {"dropout_p", "dropout", [](const Features& f) { return f.dropout.p; }, [](double p) { return p >= 0 && p < 1; },
-     "at least 0 and less than 1"},
-};
-inline constexpr TensorOption kTensorOptions[] = {
-    {"sink", [](const Features& f) -> const TensorView& { return f.sink; }, true},
-};
-inline constexpr FlagOption kFlagOptions[] = {
-    {"partial_out", [](const Features& f) { return f.partial_out; }},
-};
+#define FLASHMASK_NONE(...)
+#define FLASHMASK_NUMBER(field, member, feature, accepts, accepted) \
+  {#field, feature, [](const Features& f) { return f.member; }, [](double x) { return accepts; }, accepted},
+#define FLASHMASK_TENSOR(field, member, takes_own_type) \
+  {#field, [](const Features& f) -> const TensorView& { return f.member; }, takes_own_type},
+#define FLASHMASK_FLAG(field, member) {#field, [](const Features& f) { return f.member; }},
+
+inline constexpr NumberOption kNumberOptions[] = {FLASHMASK_FEATURES(FLASHMASK_NONE, FLASHMASK_NUMBER, FLASHMASK_NONE)};
+inline constexpr TensorOption kTensorOptions[] = {FLASHMASK_FEATURES(FLASHMASK_TENSOR, FLASHMASK_NONE, FLASHMASK_NONE)};
+inline constexpr FlagOption kFlagOptions[] = {FLASHMASK_FEATURES(FLASHMASK_NONE, FLASHMASK_NONE, FLASHMASK_FLAG)};
+
+#undef FLASHMASK_FLAG
+#undef FLASHMASK_TENSOR
+#undef FLASHMASK_NUMBER
+#undef FLASHMASK_NONE
 
 /// Throws kInvalidArgument unless the option is accepted.
 void check_number(const NumberOption& option, const Features& features);

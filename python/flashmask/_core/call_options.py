@@ -2,6 +2,7 @@
 """Options of a call, each once: its place in fm_options, its default, how an argument is read, and its docstring."""
 
 import ctypes as C
+from collections import namedtuple
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,13 +10,19 @@ from . import arguments, capi
 
 
 class Option(NamedTuple):
-    """A field of fm_options. read(name, value): the value of an argument, or the error that names it."""
+    """A field of fm_options.
+
+    read(name, value): the value of an argument, or the error that names it. feature: a row of
+    include/flashmask/options.def, which every operator takes. shape: of a tensor, in words.
+    """
 
     name: str
     ctype: Any
     default: Any = None
     read: Callable[[str, Any], Any] | None = None
     doc: str = ""
+    feature: bool = False
+    shape: str = ""
 
 
 def _optional(read: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
@@ -40,6 +47,7 @@ OPTIONS = (
         """\
 softcap: scores, scaled, become softcap * tanh(score / softcap) before the mask is applied, as in Gemma 2
     (arXiv:2408.00118); 0: as they are.""",
+        feature=True,
     ),
     Option(
         "dropout_p",
@@ -49,6 +57,7 @@ softcap: scores, scaled, become softcap * tanh(score / softcap) before the mask 
         """\
 dropout: the share of the attention weights that are set to zero at random, in [0, 1); the others are scaled by
     1 / (1 - dropout). Rounded to 16 bits. lse is that of all weights.""",
+        feature=True,
     ),
     Option("reserved", C.c_uint64 * 2),
     Option(
@@ -60,9 +69,11 @@ dropout: the share of the attention weights that are set to zero at random, in [
 sink: [heads_q], float32 or the dtype of the queries: of each head the score of one more key, whose value is 0 and which
     every row sees, as in gpt-oss (arXiv:2508.10925). It is not scaled or capped. lse includes it: a row that sees no
     key gets 0, and lse = sink.""",
+        feature=True,
+        shape="[heads_q]",
     ),
     Option("block_table", capi.Tensor),
-    Option("partial_out", C.c_uint32, False, arguments.flag),
+    Option("partial_out", C.c_uint32, False, arguments.flag, feature=True),
     Option("max_ctas", C.c_int32, 0, arguments.count),
     Option("allocate", C.c_void_p),
     Option("allocate_context", C.c_void_p),
@@ -70,6 +81,10 @@ sink: [heads_q], float32 or the dtype of the queries: of each head the score of 
     Option("dropout_state", C.POINTER(C.c_uint64)),
 )
 _READERS = {option.name: option.read for option in OPTIONS if option.read}
+# Features as the operators of torch and JAX take them: tensors, numbers, flags.
+TENSORS = tuple(option for option in OPTIONS if option.feature and option.ctype is capi.Tensor)
+NUMBERS = tuple(option for option in OPTIONS if option.feature and option.ctype is C.c_double)
+FLAGS = tuple(option for option in OPTIONS if option.feature and option.ctype is C.c_uint32)
 
 
 class Options(C.Structure):
@@ -82,30 +97,32 @@ class Options(C.Structure):
     ]
 
 
-class AttentionOptions(NamedTuple):
-    """Arguments of the operators of torch after the tensors of a call and its mask, in the order of their schemas
-    (bindings/torch/schemas.h). Fields with defaults may be left out, from the last one on."""
+def record(name: str, *required: str, **optional: Any) -> Any:
+    """A NamedTuple of fields that are known when the program runs, the optional ones with their defaults."""
+    make_tuple: Any = namedtuple
+    return make_tuple(name, (*required, *optional), defaults=optional.values())
 
-    softmax_scale: float | None
-    causal: bool
-    q_offset: int | None
-    window_left: int
-    window_right: int
-    deterministic: bool
-    backend: str
-    max_ctas: int = 0
-    sink: Any = None
-    q_pos: Any = None
-    k_pos: Any = None
-    dropout_state: Any = None
-    dropout_p: float = 0.0
-    softcap: float = 0.0
-    partial_out: bool = False
+
+# Arguments of the operators of torch after the tensors of a call and its mask, in the order of their schemas
+# (bindings/torch/schemas.h). Fields with defaults may be left out, from the last one on.
+AttentionOptions = record(
+    "AttentionOptions",
+    *("softmax_scale", "causal", "q_offset", "window_left", "window_right", "deterministic", "backend"),
+    **{"max_ctas": 0, "q_pos": None, "k_pos": None, "dropout_state": None},
+    **{option.name: option.default for option in (*TENSORS, *NUMBERS, *FLAGS)},
+)
 
 
 def read(**given: Any) -> dict[str, Any]:
     """Options from arguments of their names; TypeError or ValueError naming the first that is wrong."""
     return {name: _READERS[name](name, value) for name, value in given.items()}
+
+
+def described(options: dict[str, Any], describe: Callable[[Any, str], capi.Tensor]) -> dict[str, Any]:
+    """`options` with describe(tensor, name), an fm_tensor, in place of each tensor; None is left out."""
+    names = {option.name for option in TENSORS}
+    given = {name: value for name, value in options.items() if name not in names or value is not None}
+    return {name: describe(value, name) if name in names else value for name, value in given.items()}
 
 
 def make(

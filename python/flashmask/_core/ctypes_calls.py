@@ -125,11 +125,9 @@ def mask_parameters(vectors: dict[str, capi.Tensor], numbers: dict[str, int]) ->
 def _run(
     frontend: Frontend, name: str, kind: type[C.Structure], arrays: dict[str, Any], mask: Any, options: dict[str, Any]
 ) -> None:
-    """`options` as call_options.make takes them, but `sink` and `dropout_state` are arrays or None."""
-    sink, state = options.pop("sink", None), options.pop("dropout_state", None)
-    if sink is not None:
-        options["sink"] = frontend.array(sink).described("sink")
-    if state is not None:
+    """`options` as call_options.make takes them, but tensors and `dropout_state` are arrays or None."""
+    options = call_options.described(options, lambda x, name: frontend.array(x).described(name))
+    if (state := options.pop("dropout_state", None)) is not None:
         options["dropout_state"] = dropout_state(frontend, state)
     args: Any = capi.make(kind, **{name: frontend.array(x).described(name) for name, x in arrays.items()})
     if mask is not None:

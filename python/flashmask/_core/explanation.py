@@ -52,7 +52,7 @@ class Array:
 class Call:
     """A call as far as it decides which backend takes it. q, k and v are Arrays, BSHD.
 
-    options: as call_options.make takes them, but `sink` is an Array or None.
+    options: as call_options.make takes them, but tensors are Arrays or None.
     """
 
     q: Array
@@ -69,10 +69,7 @@ class Call:
         return replace(self, options={**self.options, **options})
 
     def fm_options(self) -> call_options.Options:
-        fields = dict(self.options)
-        if (sink := fields.pop("sink", None)) is not None:
-            fields["sink"] = sink.described("sink")
-        return call_options.make(**fields)
+        return call_options.make(**call_options.described(self.options, Array.described))
 
     def arguments(self, kind: type[AnyArgs], **fields: Any) -> AnyArgs:
         """fm_forward_args or fm_backward_args. Outputs are described, not allocated: nothing writes them."""

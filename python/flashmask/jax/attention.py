@@ -122,7 +122,7 @@ def read_call(
     dropout_rng: Any,
     deterministic: Any,
     backend: Any,
-) -> tuple[Options, tuple[jax.Array, ...], Mask, Features]:
+) -> tuple[Options, tuple[jax.Array, ...], Mask, Any]:
     """(options, (q, k, v), mask, features) that the arguments of dot_product_attention mean; raises what it would."""
     arguments.refuse_unsupported(bias=(bias, None))
     given = (_array("query", query), _array("key", key), _array("value", value))
@@ -161,7 +161,7 @@ def _options(scale: Any, deterministic: Any, backend: Any, softcap: Any, dropout
     )
 
 
-def _features(sink: Any, dropout_p: float, dropout_rng: Any) -> Features:
+def _features(sink: Any, dropout_p: float, dropout_rng: Any) -> Any:
     if dropout_p != 0 and dropout_rng is None:
         raise ValueError(f"dropout_rate is {dropout_p} and dropout_rng is missing; it must be a key of jax.random")
     return Features(

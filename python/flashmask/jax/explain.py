@@ -27,8 +27,9 @@ def _described_call(return_residual: bool, **given: Any) -> explanation.Describe
     options, arrays, call_mask, features = read_call(**given)
     if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((arrays, call_mask, features))):
         raise TypeError("an array is traced; explain takes arrays whose contents are there")
-    sink = None if features.sink is None else _described(features.sink)
-    fields = {**options._asdict(), "device": _device(arrays[0]), "sink": sink}
+    tensors = {name: _described(x) for name, x in features._asdict().items() if x is not None}
+    tensors.pop("dropout_state", None)
+    fields = {**options._asdict(), "device": _device(arrays[0]), **tensors}
     q, k, v = map(_described, arrays)
     call = explanation.Call(q, k, v, needs_gradient=True, options=fields)
     host = jax.tree.map(np.asarray, call_mask)

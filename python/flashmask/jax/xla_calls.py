@@ -8,7 +8,7 @@ seqlen_k, heads_kv, head_dim_v]. out has q's dtype; lse is [batch, heads_q, seql
 
 import ctypes as C
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,11 +24,10 @@ _BACKWARD = capi.BackwardArgs, ("q", "k", "v", "out", "lse", "dout", "dlse"), ("
 _SOMEWHERE = 256  # an aligned address that is not read
 
 
-class Features(NamedTuple):
-    """The arrays of a call's features, or None: of one call, not of each batch entry."""
-
-    sink: jax.Array | None = None  # [heads_q]
-    dropout_state: jax.Array | None = None  # uint32 [2, 2]: a seed and an offset, the low half of each first
+# The arrays of a call's features, or None: of one call, not of each batch entry. dropout_state: uint32 [2, 2], a seed
+# and an offset, the low half of each first; the others: as the library takes them.
+_TENSORS = tuple(option.name for option in call_options.TENSORS)
+Features = call_options.record("Features", dropout_state=None, **dict.fromkeys(_TENSORS))
 
 
 @functools.partial(jax.jit, static_argnums=0, inline=True)
@@ -136,8 +135,7 @@ def _attributes(operation, options, given, results):
     of_call = call_options.make(**options._asdict())
     return dict(
         **_mask_attributes(mask),
-        has_sink=features.sink is not None,
-        has_dropout_state=features.dropout_state is not None,
+        **{f"has_{name}": x is not None for name, x in features._asdict().items()},
         has_plan=plan is not None if operation == "backward" else len(results) == 3,
         has_dlse=operation == "backward" and arrays[6] is not None,
         flags=of_call.flags,
@@ -185,9 +183,9 @@ def _workspace_bytes(operation, options, given, results, platform):
     args = capi.make(struct, **tensors, mask=C.pointer(of_mask))
     if plan is not None and platform == "cuda":  # on the CPU it would be read, and the size is not needed
         args.plan, args.plan_bytes = _SOMEWHERE, plan.shape[0]
-    of_call = call_options.make(**options._asdict(), device=capi.cuda_device() if platform == "cuda" else 0)
-    if features.sink is not None:
-        of_call.sink = _tensor("sink", features.sink)
+    tensors = {name: getattr(features, name) for name in _TENSORS}
+    given_options = call_options.described({**options._asdict(), **tensors}, lambda x, name: _tensor(name, x))
+    of_call = call_options.make(**given_options, device=capi.cuda_device() if platform == "cuda" else 0)
     return library.workspace_bytes(operation, args, of_call)
 
 
@@ -217,8 +215,9 @@ def _with_folded_batch(function, options):
         is_folded = lambda x, here: here or x.shape[0] != 1
         masks_are_one = not any(jax.tree.leaves(jax.tree.map(is_folded, mask, mask_mapped)))
         # A sink has a gradient for each entry, and a state says what is dropped of a batch as the call counts it.
-        has_own_sink = features.sink is not None and (features_mapped.sink or function is _backward)
-        one_by_one = has_own_sink or features.dropout_state is not None
+        has_own = any(getattr(features_mapped, name) for name in _TENSORS)
+        has_own_gradient = features.sink is not None and function is _backward
+        one_by_one = has_own or has_own_gradient or features.dropout_state is not None
         # If a forward's out is not mapped, this is its backward for several gradients.
         has_forward = function is not _backward or arrays_mapped[3]
         if one_by_one:

@@ -5,6 +5,7 @@ from typing import Any
 
 from .._core import ctypes_calls, explanation
 from .._core.annotations import Layout, Window
+from .._core.call_options import TENSORS
 from .._core.docstrings import composed
 from .._core.signatures import takes_arguments_of
 from .arrays import Array, Numpy, in_bshd
@@ -39,8 +40,7 @@ def _described(
     call_mask = as_mask(mask, q, k, causal, window_size, q_offset, block_mask, q_pos, k_pos)
     options = {**read_options(**options), "deterministic": True}
     del options["dropout_state"]
-    if options["sink"] is not None:
-        options["sink"] = Numpy.array(options["sink"])
+    options |= {x.name: Numpy.array(options[x.name]) for x in TENSORS if options.get(x.name) is not None}
     call = explanation.Call(Numpy.array(q), Numpy.array(k), Numpy.array(v), needs_gradient=True, options=options)
     fm_mask = ctypes_calls.mask_of(Numpy, call_mask)
     return explanation.Described(call, call_mask, fm_mask, explanation.host_tiles(fm_mask))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 import torch
 
 from .._core.annotations import Backend, Layout, Window
+from .._core.call_options import NUMBERS, TENSORS
 from .._core.docstrings import composed
 from . import ops, tensor_arguments
 from .annotations import Startend
@@ -150,7 +151,7 @@ def flashmask_attention(
         dropout, dropout_state = read_as_paddle(query, dropout, *given)
     features = ()
     if dropout != 0 or softcap != 0 or sink is not None:
-        features = read_features(query, dropout, dropout_state, softcap, sink)
+        features = read_features(query, dropout, dropout_state, softcap=softcap, sink=sink)
     mask = call_mask(
         query, key, value, startend_row_indices, causal, window_size, q_offset, block_mask, layout, q_pos, k_pos
     )
@@ -163,28 +164,25 @@ def flashmask_attention(
     return (out, lse) if return_softmax_lse else out
 
 
-def read_features(
-    query: torch.Tensor, dropout: float, dropout_state: torch.Tensor | None, softcap: float, sink: torch.Tensor | None
-) -> Any:
-    """Features as ops.features_of has them."""
+def read_features(query: torch.Tensor, dropout: float, dropout_state: torch.Tensor | None, **given: Any) -> Any:
+    """Features as ops.read_features has them."""
     tensor_arguments.check_dense("query", query)
-    return ops.features_of(softcap, sink, dropout, dropout_state, query.device)
+    return ops.read_features(query.device, dropout, dropout_state, **given)
 
 
 def options_by_name(
     query: torch.Tensor,
     dropout: float,
     dropout_state: torch.Tensor | None,
-    softcap: float,
-    sink: torch.Tensor | None,
     softmax_scale: float | None,
     deterministic: bool | None,
     backend: Backend,
     max_ctas: int,
+    **features: Any,
 ) -> dict[str, Any]:
     """Options that the arguments of flashmask_attention mean, as call_options names them; none is drawn."""
     state = torch.zeros(2, dtype=torch.int64, device=query.device) if dropout_state is None else dropout_state
-    _, _, p, cap = read_features(query, dropout, state, softcap, sink) or (None, None, 0.0, 0.0)
+    _, *given = read_features(query, dropout, state, **features) or (None,)
     scale, is_deterministic, ctas = ops.read_options(softmax_scale, deterministic, backend, max_ctas)
     if is_deterministic is None:
         is_deterministic = torch.are_deterministic_algorithms_enabled()
@@ -193,9 +191,7 @@ def options_by_name(
         "deterministic": is_deterministic,
         "backend": backend,
         "max_ctas": ctas,
-        "softcap": cap,
-        "dropout_p": p,
-        "sink": sink,
+        **{option.name: value for option, value in zip((*TENSORS, *NUMBERS), given)},
     }
 
 

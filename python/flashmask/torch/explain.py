@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from .._core import capi, explanation
+from .._core.call_options import TENSORS
 from .._core.docstrings import composed
 from .._core.signatures import takes_arguments_of
 from . import ops, tensor_arguments
@@ -42,17 +43,18 @@ def _described_call(
     of_mask = "startend_row_indices causal window_size q_offset block_mask layout q_pos k_pos".split()
     band = {name: others.pop(name) for name in of_mask}
     options = options_by_name(query, p, state, **others)
-    mask, sink = call_mask(query, key, value, **band), options["sink"]
+    mask = call_mask(query, key, value, **band)
+    tensors = {option.name: options.get(option.name) for option in TENSORS}
     if mask.device not in (None, query.device):
         raise ValueError(f"the mask is on {mask.device} and query on {query.device}; move it: mask.to(query.device)")
-    tensor_arguments.check_one_device(query=query, sink=sink, dropout_state=state)
+    tensor_arguments.check_one_device(query=query, dropout_state=state, **tensors)
     q, k, v = (x.transpose(1, 2) if band["layout"] == "bhsd" else x for x in ops.autocast(query, key, value))
-    options |= {"sink": None if sink is None else _described(sink), **_place(query.device)}
+    options |= {name: x if x is None else _described(x) for name, x in tensors.items()} | _place(query.device)
     call = explanation.Call(
         _described(q),
         _described(k),
         _described(v),
-        needs_gradient=any(x is not None and x.requires_grad for x in (q, k, v, sink)),
+        needs_gradient=any(x is not None and x.requires_grad for x in (q, k, v, *tensors.values())),
         options=options,
     )
     fm_mask, plan = capi.mask_of(mask, lambda name, x: _described(x).described(name)), mask.plan(query.device)

@@ -21,7 +21,7 @@ from torch.autograd import forward_ad
 
 from .._core import arguments, capi
 from .._core.arguments import LAYOUTS
-from .._core.call_options import AttentionOptions
+from .._core.call_options import NUMBERS, TENSORS, AttentionOptions
 from .._core.errors import UnrepresentableMaskError, UnsupportedError
 from . import library, tensor_arguments
 from ._torch_internals import (
@@ -47,9 +47,13 @@ _forward_operator, _backward_operator, _partial_backward_operator = (
 _is_compiling = torch.compiler.is_compiling
 _is_deterministic, _is_grad_enabled = torch.are_deterministic_algorithms_enabled, torch.is_grad_enabled
 
-# Tensors among an operator's options. Calls take options as plain tuples, which cost less than AttentionOptions.
-_SINK, _END = AttentionOptions._fields.index("sink"), AttentionOptions._fields.index("dropout_state") + 1
-_TENSORS = AttentionOptions._fields[_SINK:_END]
+# Places of the tensors among an operator's options. Calls take options as plain tuples, which cost less than
+# AttentionOptions.
+_Q_POS, _SINK = (AttentionOptions._fields.index(name) for name in ("q_pos", "sink"))
+_STATE = AttentionOptions._fields.index("dropout_state")
+_END = _STATE + 1 + len(TENSORS)
+_TENSORS = AttentionOptions._fields[_Q_POS:_END]
+_NO_FEATURES = None, *(option.default for option in (*TENSORS, *NUMBERS))
 
 
 class KernelOptions(NamedTuple):
@@ -61,7 +65,6 @@ class KernelOptions(NamedTuple):
     max_ctas: int
 
 
-_NO_FEATURES = None, None, 0.0, 0.0
 _NO_FUNCTIONAL_DERIVATIVE = (
     "torch.func cannot differentiate flashmask attention; torch.autograd.grad and backward() can"
 )
@@ -120,7 +123,7 @@ def attention(
     check_dimensions(q, k, v, layout)
     if mask is not None:
         check_lengths(mask, q, k, layout)
-    features = features_of(softcap, sink, dropout, dropout_state, q.device)
+    features = read_features(q.device, dropout, dropout_state, softcap=softcap, sink=sink)
     if arguments.flag("partial_out", partial_out):
         features = (*(features or _NO_FEATURES), True)
     return checked_attention(q, k, v, mask, softmax_scale, layout, deterministic, backend, max_ctas, features)
@@ -183,25 +186,29 @@ def joined_partial_backward(dout, dlse, q, k, v, out, lse, mask, softmax_scale, 
     return _undifferentiable(_ops.partial_backward.default, _partial_backward_operator, *inputs, *options)
 
 
-def features_of(softcap, sink, dropout, dropout_state, device):
-    """(sink, dropout_state, dropout_p, softcap), or () without any of them.
+def read_features(device, dropout, dropout_state, **given):
+    """Fields of AttentionOptions from dropout_state on, up to the numbers; () if no feature is asked for.
 
-    A state that is not given is drawn, on `device`. TypeError or ValueError if one is wrong, as far as Python says so.
+    given: other features by their names. A state that is not given is drawn, on `device`. TypeError or ValueError if
+    one is wrong, as far as Python says so.
     """
-    if sink is not None:
-        tensor_arguments.check_dense("sink", sink, "[heads_q]")
+    tensors = [given.get(option.name) for option in TENSORS]
+    for option, tensor in zip(TENSORS, tensors):
+        if tensor is not None:
+            tensor_arguments.check_dense(option.name, tensor, option.shape)
     if dropout_state is not None:
         check_state(dropout_state)
-    p, cap = arguments.share("dropout", dropout), arguments.number("softcap", softcap)
+    p = given["dropout_p"] = arguments.share("dropout", dropout)
+    numbers = [arguments.number(option.name, given[option.name]) for option in NUMBERS]
     if p == 0:
         dropout_state = None
     elif dropout_state is None:
         dropout_state = draw_state(device)
-    return () if sink is None and p == 0 and cap == 0 else (sink, dropout_state, p, cap)
+    return (dropout_state, *tensors, *numbers) if any(numbers) or any(x is not None for x in tensors) else ()
 
 
 def checked_attention(q, k, v, mask, softmax_scale, layout, deterministic, backend, max_ctas, features=()):
-    """attention() of tensors with 4 dimensions, a mask of their lengths, and features as features_of has them, with
+    """attention() of tensors with 4 dimensions, a mask of their lengths, and features as read_features has them, with
     partial_out last if it is set.
 
     This is what every call pays for: see benchmarks/measure/torch_overhead.py.
@@ -224,8 +231,7 @@ def checked_attention(q, k, v, mask, softmax_scale, layout, deterministic, backe
         left, right = mask.window or (-1, -1)
         options = (softmax_scale, mask.causal, mask.q_offset, left, right, deterministic, backend)
     if features or q_pos is not None:
-        sink, *others = features or _NO_FEATURES
-        options = (*options, max_ctas, sink, q_pos, k_pos, *others)
+        options = (*options, max_ctas, q_pos, k_pos, *(features or _NO_FEATURES))
     elif max_ctas != 0:
         options = (*options, max_ctas)
     # The kernel itself saves a way through the dispatcher; a graph and torch.func need the operator.
@@ -368,7 +374,7 @@ def _backward_fake(dout, dlse, q, k, v, out, lse, bounds, block_mask, plan_, *op
 
 @torch.library.register_fake("flashmask::partial_backward")
 def _partial_backward_fake(dout, dlse, q, k, v, out, lse, bounds, block_mask, plan_, *options):
-    positions = dict(zip(("q_pos", "k_pos"), options[_SINK:]))  # these tensors alone
+    positions = dict(zip(("q_pos", "k_pos"), options[_Q_POS:]))  # these tensors alone
     _check_one_device(dout, dlse, q, k, v, out, lse, bounds, block_mask, plan_, **positions)
     return _empty_like(q, out.dtype), k.new_empty((k.numel() + v.numel(),), dtype=lse.dtype)
 
@@ -471,14 +477,15 @@ class _Attention(torch.autograd.Function):
             return dq, dk, dv, None, None
         inputs = saved[: -len(features)]
         dq, dk, dv, dsink = _backward(dout, dlse, *inputs, *_joined(ctx.options, features))
-        return dq, dk, dv, None, None, None if features[0] is None else dsink, *(None,) * len(features[1:])
+        of_features = (dsink if n == _SINK and x is not None else None for n, x in enumerate(features, _Q_POS))
+        return dq, dk, dv, None, None, *of_features
 
 
 _apply_attention = apply_of(_Attention)
 
 
 def _joined(options, tensors):
-    return *options[:_SINK], *tensors, *options[_SINK:]
+    return *options[:_Q_POS], *tensors, *options[_Q_POS:]
 
 
 def _backward(*inputs):
@@ -512,9 +519,9 @@ def _forward(q, k, v, bounds, block_mask, plan_, *options):
     if requires_grad and _is_grad_enabled():
         if are_transforms_active():
             raise UnsupportedError(_NO_FUNCTIONAL_DERIVATIVE)
-        features = options[_SINK:_END]
+        features = options[_Q_POS:_END]
         if features:
-            options = options[:_SINK] + options[_END:]
+            options = options[:_Q_POS] + options[_END:]
         return _apply_attention(q, k, v, (bounds, block_mask, plan_), options, *features)
     return _forward_operator(q, k, v, bounds, block_mask, plan_, *options)
 
