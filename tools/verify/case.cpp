@@ -1,29 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "verify/case.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <cmath>
 #include <functional>
 #include <map>
-#include <utility>
 
-#include "flashmask/status.h"
+#include "verify/text.h"
 
 namespace flashmask::verify {
 namespace {
-
-template <typename... Arguments>
-[[noreturn]] void fail(fmt::format_string<Arguments...> format, Arguments&&... arguments) {
-  throw Error(ErrorCode::kInvalidArgument, fmt::format(format, std::forward<Arguments>(arguments)...));
-}
-
-/// The words for the values of an enumeration.
-template <typename T, std::size_t N>
-using Words = std::array<std::pair<T, std::string_view>, N>;
 
 constexpr Words<MaskHeads, 3> kMaskHeads{{{MaskHeads::kOne, "1"}, {MaskHeads::kKv, "kv"}, {MaskHeads::kQuery, "q"}}};
 constexpr Words<BlockMask, 3> kBlockMask{
@@ -33,38 +19,8 @@ constexpr Words<Layout, 4> kLayout{
 constexpr Words<bool, 2> kYesNo{{{false, "no"}, {true, "yes"}}};
 constexpr Words<bool, 2> kMaskBatch{{{false, "1"}, {true, "batch"}}};
 constexpr Words<bool, 2> kDout{{{false, "normal"}, {true, "expanded"}}};
-constexpr Words<SinkKind, 3> kSink{
-    {{SinkKind::kNone, "none"}, {SinkKind::kFloat32, "float32"}, {SinkKind::kOwn, "own"}}};
-constexpr Words<Positions, 3> kPositions{
-    {{Positions::kNone, "none"}, {Positions::kShared, "shared"}, {Positions::kEach, "each"}}};
 constexpr Words<DataType, 3> kDtype{
     {{DataType::kFloat32, "float32"}, {DataType::kBFloat16, "bfloat16"}, {DataType::kFloat16, "float16"}}};
-
-template <typename T, std::size_t N>
-std::string_view word(const Words<T, N>& words, T value) {
-  for (const auto& [candidate, text] : words) {
-    if (candidate == value) return text;
-  }
-  return "?";
-}
-
-template <typename T, std::size_t N>
-T value_of(const Words<T, N>& words, std::string_view key, std::string_view text) {
-  std::string known;
-  for (const auto& [value, candidate] : words) {
-    if (candidate == text) return value;
-    known += fmt::format("{}{}", known.empty() ? "" : ", ", candidate);
-  }
-  fail("{} is '{}'; it must be one of: {}", key, text, known);
-}
-
-template <typename T>
-T number(std::string_view key, std::string_view text) {
-  T value{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) fail("{} is '{}'; it must be a number", key, text);
-  return value;
-}
 
 int64_t integer(std::string_view key, std::string_view text, int64_t smallest, int64_t largest) {
   const auto value = number<int64_t>(key, text);
@@ -77,12 +33,6 @@ Window parse_window(std::string_view key, std::string_view text) {
   const std::size_t comma = text.find(',');
   if (comma == std::string_view::npos) fail("{} is '{}'; it must be left,right", key, text);
   return {integer(key, text.substr(0, comma), -1, kMaxSeqlen), integer(key, text.substr(comma + 1), -1, kMaxSeqlen)};
-}
-
-double finite(std::string_view key, std::string_view text) {
-  const auto value = number<double>(key, text);
-  if (!std::isfinite(value)) fail("{} is '{}'; it must be finite", key, text);
-  return value;
 }
 
 using Setter = std::function<void(Case&, std::string_view key, std::string_view value)>;
@@ -100,9 +50,20 @@ Setter word_setter(T Case::* member, const Words<T, N>& words) {
   };
 }
 
-const std::map<std::string_view, Setter>& setters() {
+using Setters = std::map<std::string_view, Setter>;
+
+Setters with_features(Setters table) {
+  for (const CaseFeature& feature : case_features()) {
+    table[feature.key] = [&feature](Case& c, std::string_view key, std::string_view value) {
+      feature.read(c.features, key, value);
+    };
+  }
+  return table;
+}
+
+const Setters& setters() {
   constexpr int64_t kMost = 1 << 20;
-  static const std::map<std::string_view, Setter> table{
+  static const Setters table = with_features({
       {"batch", integer_setter(&Case::batch, 0, kMost)},
       {"seqlen_q", integer_setter(&Case::seqlen_q, 0, kMaxSeqlen)},
       {"seqlen_k", integer_setter(&Case::seqlen_k, 0, kMaxSeqlen)},
@@ -122,19 +83,9 @@ const std::map<std::string_view, Setter>& setters() {
       {"layout", word_setter(&Case::layout, kLayout)},
       {"dout", word_setter(&Case::expanded_dout, kDout)},
       {"dlse", word_setter(&Case::dlse, kYesNo)},
-      {"scale", [](Case& c, std::string_view key, std::string_view value) { c.softmax_scale = finite(key, value); }},
-      {"sink",
-       [](Case& c, std::string_view key, std::string_view value) { c.features.sink = value_of(kSink, key, value); }},
-      {"softcap",
-       [](Case& c, std::string_view key, std::string_view value) { c.features.softcap = finite(key, value); }},
-      {"dropout",
-       [](Case& c, std::string_view key, std::string_view value) { c.features.dropout = finite(key, value); }},
-      {"positions", [](Case& c, std::string_view key,
-                       std::string_view value) { c.features.positions = value_of(kPositions, key, value); }},
-      {"partial", [](Case& c, std::string_view key,
-                     std::string_view value) { c.features.partial = value_of(kYesNo, key, value); }},
+      {"scale", [](Case& c, std::string_view key, std::string_view value) { c.given_scale = finite(key, value); }},
       {"plan", word_setter(&Case::ready_plan, kYesNo)},
-  };
+  });
   return table;
 }
 
@@ -151,9 +102,7 @@ void set(Case& c, std::string_view word) {
 
 }  // namespace
 
-double Case::scale() const { return softmax_scale.value_or(1 / std::sqrt(static_cast<double>(head_dim))); }
-
-double dropout_scale(double p) { return 65536 / (65536 - std::min(std::round(p * 65536), 65535.0)); }
+double Case::scale() const { return given_scale.value_or(1 / std::sqrt(static_cast<double>(head_dim))); }
 
 std::string describe(const Case& c) {
   std::string line = fmt::format(
@@ -165,12 +114,10 @@ std::string describe(const Case& c) {
       word(kYesNo, c.ready_plan));
   if (c.window) line += fmt::format(" window={},{}", c.window->left, c.window->right);
   if (c.q_offset) line += fmt::format(" q_offset={}", *c.q_offset);
-  if (c.softmax_scale) line += fmt::format(" scale={}", *c.softmax_scale);  // shortest text that reads back the same
-  if (c.features.sink != SinkKind::kNone) line += fmt::format(" sink={}", word(kSink, c.features.sink));
-  if (c.features.softcap != 0) line += fmt::format(" softcap={}", c.features.softcap);
-  if (c.features.dropout != 0) line += fmt::format(" dropout={}", c.features.dropout);
-  if (c.has_positions()) line += fmt::format(" positions={}", word(kPositions, c.features.positions));
-  if (c.features.partial) line += fmt::format(" partial={}", word(kYesNo, true));
+  if (c.given_scale) line += fmt::format(" scale={}", *c.given_scale);  // shortest text that reads back the same
+  for (const CaseFeature& feature : case_features()) {
+    if (feature.asked(c.features)) line += fmt::format(" {}={}", feature.key, feature.write(c.features));
+  }
   return line;
 }
 

@@ -9,6 +9,7 @@
 #include "flashmask/mask.h"
 #include "flashmask/tensor.h"
 #include "numerics/oracle.h"
+#include "verify/features.h"
 
 namespace flashmask::verify {
 
@@ -29,22 +30,6 @@ struct Window {
   int64_t left = -1;
   int64_t right = -1;
   bool operator==(const Window&) const = default;
-};
-
-/// The dtype of the sinks, if there are any.
-enum class SinkKind { kNone, kFloat32, kOwn };
-
-/// The mask's positions of rows and keys: none, shared by all batch entries, or each entry's own.
-enum class Positions { kNone, kShared, kEach };
-
-/// The features that a case asks for, as Features in attention.h and MaskParts have them.
-struct CaseFeatures {
-  SinkKind sink = SinkKind::kNone;
-  double softcap = 0;
-  double dropout = 0;
-  Positions positions = Positions::kNone;
-  bool partial = false;  ///< partial_out
-  bool operator==(const CaseFeatures&) const = default;
 };
 
 /// The family of a case whose call is given no mask at all.
@@ -74,7 +59,7 @@ struct Case {
   bool expanded_dout = false;
   /// A gradient comes in through lse too.
   bool dlse = false;
-  std::optional<double> softmax_scale{};
+  std::optional<double> given_scale{};  ///< softmax_scale, if not the default
   /// The call is given a ready plan (otherwise it makes its own).
   bool ready_plan = false;
   CaseFeatures features{};
@@ -102,9 +87,6 @@ std::string describe(const Case& c);
 /// Reads a line that `describe` wrote; what the line leaves out has its default. Throws Error naming a word
 /// that it does not understand.
 Case parse_case(std::string_view line);
-
-/// Factor of kept weights under a dropout of this share.
-double dropout_scale(double p);
 
 /// "float32", "bfloat16" or "float16"; throws naming `argument` and the accepted ones.
 DataType parse_dtype(std::string_view text, std::string_view argument = "dtype");

@@ -61,20 +61,6 @@ constexpr std::array<std::pair<int64_t, int64_t>, 17> kHeadDims{{{8, 16},
                                                                  {224, 72},
                                                                  {256, 128}}};
 
-const std::vector<CaseFeatures>& all_features() {
-  static const std::vector<CaseFeatures> all{{},
-                                             {.sink = SinkKind::kFloat32},
-                                             {.softcap = 20},
-                                             {.sink = SinkKind::kOwn, .softcap = 50},
-                                             {.dropout = 0.1},
-                                             {.sink = SinkKind::kFloat32, .softcap = 30, .dropout = 0.5},
-                                             {.positions = Positions::kShared},
-                                             {.softcap = 40, .positions = Positions::kEach},
-                                             {.partial = true},
-                                             {.sink = SinkKind::kOwn, .positions = Positions::kEach, .partial = true}};
-  return all;
-}
-
 enum Dimension : std::size_t {
   kBatch,
   kLength,
@@ -117,7 +103,9 @@ struct Values {
   std::vector<CaseFeatures> features;
 
   explicit Values(const CoveringValues& only)
-      : dtypes(only.dtypes), layouts(only.layouts), features(only.features.empty() ? all_features() : only.features) {
+      : dtypes(only.dtypes),
+        layouts(only.layouts),
+        features(only.features.empty() ? covering_combinations() : only.features) {
     for (const int64_t dim : only.head_dims) require_known(dim);
     const auto taken = [&](int64_t dim) {
       return only.head_dims.empty() ||
@@ -163,7 +151,7 @@ Case to_case(const Row& row, uint64_t seed, const Values& values) {
   c.layout = values.layouts[at(kLayout)];
   c.dlse = at(kDlse) != 0;
   c.expanded_dout = at(kDout) != 0;
-  if (at(kScale)) c.softmax_scale = 0.7 / std::sqrt(static_cast<double>(c.head_dim));
+  if (at(kScale)) c.given_scale = 0.7 / std::sqrt(static_cast<double>(c.head_dim));
   c.ready_plan = at(kPlan) != 0;
   c.features = values.features[at(kFeatures)];
   return c;
@@ -365,7 +353,7 @@ CoveringValues cuda_values() {
 }
 
 std::vector<CaseFeatures> covering_features(const std::string& backend) {
-  std::vector<CaseFeatures> taken = all_features();
+  std::vector<CaseFeatures> taken = covering_combinations();
   std::erase_if(taken, [refused = refused_features(backend)](const CaseFeatures& features) {
     return asks_for_any(features, refused);
   });

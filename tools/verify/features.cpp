@@ -2,10 +2,15 @@
 #include "verify/features.h"
 
 #include <algorithm>
+#include <cmath>
+#include <initializer_list>
 
 #include "flashmask/attention.h"
 #include "flashmask/builders.h"
 #include "numerics/device_copies.h"
+#include "verify/case.h"
+#include "verify/random.h"
+#include "verify/text.h"
 
 namespace flashmask::verify {
 namespace {
@@ -32,7 +37,59 @@ ForwardArgs call_with_positions(ForwardArgs args, const Device& device) {
   return args;
 }
 
+constexpr Words<SinkKind, 3> kSink{
+    {{SinkKind::kNone, "none"}, {SinkKind::kFloat32, "float32"}, {SinkKind::kOwn, "own"}}};
+constexpr Words<Positions, 3> kPositions{
+    {{Positions::kNone, "none"}, {Positions::kShared, "shared"}, {Positions::kEach, "each"}}};
+constexpr Words<bool, 2> kYesNo{{{false, "no"}, {true, "yes"}}};
+
+using Text = std::string_view;
+
+constexpr CaseFeature kCaseFeatures[] = {
+    {"sink", "sink", [](const CaseFeatures& f) { return f.sink != SinkKind::kNone; },
+     [](const CaseFeatures& f) { return std::string(word(kSink, f.sink)); },
+     [](CaseFeatures& f, Text key, Text value) { f.sink = value_of(kSink, key, value); }, 25,
+     [](Random& random, CaseFeatures& f) { f.sink = random.flip() ? SinkKind::kFloat32 : SinkKind::kOwn; }},
+    {"softcap", "softcap", [](const CaseFeatures& f) { return f.softcap != 0; },
+     [](const CaseFeatures& f) { return fmt::format("{}", f.softcap); },
+     [](CaseFeatures& f, Text key, Text value) { f.softcap = finite(key, value); }, 20,
+     [](Random& random, CaseFeatures& f) { f.softcap = 5 + 45 * random.real(); }},
+    {"dropout", "dropout", [](const CaseFeatures& f) { return f.dropout != 0; },
+     [](const CaseFeatures& f) { return fmt::format("{}", f.dropout); },
+     [](CaseFeatures& f, Text key, Text value) { f.dropout = finite(key, value); }, 20,
+     [](Random& random, CaseFeatures& f) { f.dropout = 0.9 * random.real(); }},
+    {"positions", "positions", [](const CaseFeatures& f) { return f.positions != Positions::kNone; },
+     [](const CaseFeatures& f) { return std::string(word(kPositions, f.positions)); },
+     [](CaseFeatures& f, Text key, Text value) { f.positions = value_of(kPositions, key, value); }, 25,
+     [](Random& random, CaseFeatures& f) { f.positions = random.flip() ? Positions::kShared : Positions::kEach; },
+     [](const Case& c) { return !c.q_offset; }},
+    // Not every backend has partial results beside scores or weights of another kind.
+    {"partial", "partial_out", [](const CaseFeatures& f) { return f.partial; },
+     [](const CaseFeatures&) { return std::string(word(kYesNo, true)); },
+     [](CaseFeatures& f, Text key, Text value) { f.partial = value_of(kYesNo, key, value); }, 20,
+     [](Random&, CaseFeatures& f) { f.partial = true; },
+     [](const Case& c) { return c.features.softcap == 0 && c.features.dropout == 0; }},
+};
+
 }  // namespace
+
+std::span<const CaseFeature> case_features() { return kCaseFeatures; }
+
+const std::vector<CaseFeatures>& covering_combinations() {
+  static const std::vector<CaseFeatures> all{{},
+                                             {.sink = SinkKind::kFloat32},
+                                             {.softcap = 20},
+                                             {.sink = SinkKind::kOwn, .softcap = 50},
+                                             {.dropout = 0.1},
+                                             {.sink = SinkKind::kFloat32, .softcap = 30, .dropout = 0.5},
+                                             {.positions = Positions::kShared},
+                                             {.softcap = 40, .positions = Positions::kEach},
+                                             {.partial = true},
+                                             {.sink = SinkKind::kOwn, .positions = Positions::kEach, .partial = true}};
+  return all;
+}
+
+double dropout_scale(double p) { return 65536 / (65536 - std::min(std::round(p * 65536), 65535.0)); }
 
 std::vector<std::string> refused_features(const std::string& backend) {
   const Device device = backend == "cuda" ? numerics::kDevice : Device{};
@@ -54,11 +111,9 @@ std::vector<std::string> refused_features(const std::string& backend) {
 }
 
 bool asks_for_any(const CaseFeatures& features, const std::vector<std::string>& names) {
-  const auto is_named = [&](const char* name) { return std::find(names.begin(), names.end(), name) != names.end(); };
-  return (features.sink != SinkKind::kNone && is_named("sink")) || (features.softcap != 0 && is_named("softcap")) ||
-         (features.dropout != 0 && is_named("dropout")) ||
-         (features.positions != Positions::kNone && is_named("positions")) ||
-         (features.partial && is_named("partial_out"));
+  return std::ranges::any_of(kCaseFeatures, [&](const CaseFeature& feature) {
+    return feature.asked(features) && std::ranges::find(names, feature.name) != names.end();
+  });
 }
 
 }  // namespace flashmask::verify

@@ -1,15 +1,53 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
-
-#include "verify/case.h"
 
 namespace flashmask::verify {
 
-/// Names of the features (CaseFeatures) that a backend refuses, found out by asking it: no case is to ask
-/// for one of these.
+/// The dtype of the sinks, if there are any.
+enum class SinkKind { kNone, kFloat32, kOwn };
+
+/// The mask's positions of rows and keys: none, shared by all batch entries, or each entry's own.
+enum class Positions { kNone, kShared, kEach };
+
+/// The features that a case asks for, as Features in attention.h and MaskParts have them.
+struct CaseFeatures {
+  SinkKind sink = SinkKind::kNone;
+  double softcap = 0;
+  double dropout = 0;
+  Positions positions = Positions::kNone;
+  bool partial = false;  ///< partial_out
+  bool operator==(const CaseFeatures&) const = default;
+};
+
+struct Case;
+class Random;
+
+/// A feature of cases: a row of case_features().
+struct CaseFeature {
+  std::string_view key;   ///< in a case's line
+  std::string_view name;  ///< in names() and Explanation::features
+  bool (*asked)(const CaseFeatures&);
+  std::string (*write)(const CaseFeatures&);
+  void (*read)(CaseFeatures&, std::string_view key, std::string_view value);
+  int percent;                           ///< of random cases that ask for it
+  void (*draw)(Random&, CaseFeatures&);  ///< asks for it
+  bool (*fits)(const Case&) = nullptr;   ///< null: every case
+};
+/// In the order in which lines have them and random cases draw them.
+std::span<const CaseFeature> case_features();
+
+/// The combinations that covering cases ask for, the first of them none.
+const std::vector<CaseFeatures>& covering_combinations();
+
+/// Factor of kept weights under a dropout of this share.
+double dropout_scale(double p);
+
+/// Names of the features that a backend refuses, found out by asking it: no case is to ask for one of these.
 std::vector<std::string> refused_features(const std::string& backend);
 
 /// True if a case asks for one of the features in `names`.

@@ -84,21 +84,16 @@ void draw_options(Random& random, Case& c) {
   c.dlse = random.flip();
   c.ready_plan = random.flip();
   // Not far from the usual: much larger scales saturate the softmax, and rounding then is all that is left of dS.
-  if (chance(random, 25)) c.softmax_scale = (0.4 + random.real()) / std::sqrt(static_cast<double>(c.head_dim));
+  if (chance(random, 25)) c.given_scale = (0.4 + random.real()) / std::sqrt(static_cast<double>(c.head_dim));
 }
 
 void draw_features(Random& random, const std::vector<std::string>& refused, Case& c) {
-  const auto draw = [&](const CaseFeatures& one, auto CaseFeatures::* feature) {
-    if (!asks_for_any(one, refused)) c.features.*feature = one.*feature;
-  };
-  if (chance(random, 25)) draw({.sink = random.flip() ? SinkKind::kFloat32 : SinkKind::kOwn}, &CaseFeatures::sink);
-  if (chance(random, 20)) draw({.softcap = 5 + 45 * random.real()}, &CaseFeatures::softcap);
-  if (chance(random, 20)) draw({.dropout = 0.9 * random.real()}, &CaseFeatures::dropout);
-  if (!c.q_offset && chance(random, 25))
-    draw({.positions = random.flip() ? Positions::kShared : Positions::kEach}, &CaseFeatures::positions);
-  // Not every backend has partial results with softcap or dropout.
-  if (c.features.softcap == 0 && c.features.dropout == 0 && chance(random, 20))
-    draw({.partial = true}, &CaseFeatures::partial);
+  for (const CaseFeature& feature : case_features()) {
+    if ((feature.fits && !feature.fits(c)) || !chance(random, feature.percent)) continue;
+    CaseFeatures drawn = c.features;
+    feature.draw(random, drawn);
+    if (!asks_for_any(drawn, refused)) c.features = drawn;
+  }
 }
 
 }  // namespace

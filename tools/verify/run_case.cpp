@@ -120,7 +120,7 @@ class CaseRun {
   }
 
   Options call_options(bool dense_mode, ExecutedTiles& executed, const Features& features) const {
-    Options call{.softmax_scale = c_.softmax_scale,
+    Options call{.softmax_scale = c_.given_scale,
                  .deterministic = true,
                  .features = features,
                  .backend = options_.backend,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from . import arguments, capi
+from .errors import UnsupportedError
 
 
 class Option(NamedTuple):
@@ -116,6 +117,16 @@ AttentionOptions = record(
 def read(**given: Any) -> dict[str, Any]:
     """Options from arguments of their names; TypeError or ValueError naming the first that is wrong."""
     return {name: _READERS[name](name, value) for name, value in given.items()}
+
+
+def refuse_features(features: dict[str, Any], why: str) -> None:
+    """UnsupportedError naming the first feature that is asked for, and why not; TypeError naming what is no feature."""
+    defaults = {option.name: option.default for option in (*TENSORS, *NUMBERS)} | {"dropout": 0.0}
+    for name, value in features.items():
+        if name not in defaults:
+            raise TypeError(f"{name} is no argument of this function")
+        if value is not None and not (isinstance(value, (int, float)) and value == defaults[name]):
+            raise UnsupportedError(f"{name} is {arguments.given(value)}; {why}")
 
 
 def described(options: dict[str, Any], describe: Callable[[Any, str], capi.Tensor]) -> dict[str, Any]:

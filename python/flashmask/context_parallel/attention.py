@@ -6,9 +6,8 @@ from typing import Any, Literal, TypeAlias
 import torch
 import torch.distributed as dist
 
-from .._core import arguments
+from .._core import arguments, call_options
 from .._core.annotations import Backend
-from .._core.errors import UnsupportedError
 from ..torch import ops
 from . import cost, messages
 from .by_heads import AllToAll
@@ -34,9 +33,7 @@ def attention(
     max_ctas: int = 0,
     return_lse: bool = False,
     check: bool | None = None,
-    softcap: float = 0.0,
-    sink: None = None,
-    dropout: float = 0.0,
+    **features: Any,
 ) -> Any:
     """Masked attention of this rank's rows over all keys that they see: out, differentiable in q, k and v.
 
@@ -57,13 +54,17 @@ def attention(
         return_lse: also return lse, [batch, heads_q, rows].
         check: compare the mask, the placement, shapes and options of all ranks first. None: only where
             torch.distributed's debug level is not OFF (TORCH_DISTRIBUTED_DEBUG).
-        softcap, sink, dropout: not implemented; any but these defaults is refused.
+        features: those of flashmask_attention (sink, softcap, dropout) are not implemented; any but their defaults is
+            refused.
 
     Raises:
         TypeError, ValueError: an argument is wrong, or, with check, ranks disagree; the message names them.
         UnsupportedError: no backend takes the call, or a feature is asked for that is not implemented.
     """
-    _refuse_features(softcap=softcap, sink=sink, dropout=dropout)
+    call_options.refuse_features(
+        features,
+        "context parallelism does not implement it (dropout would count the rows and keys of each rank from 0)",
+    )
     if not isinstance(local, LocalMask):
         raise TypeError(f"local is a {type(local).__name__}; it must be a LocalMask, as placement.mask(rank) makes it")
     ops.check_dimensions(q, k, v, "bshd")
@@ -96,15 +97,6 @@ def _way(way, q, k, local):
 
 
 # --- Checks -----------------------------------------------------------------------------------------
-
-
-def _refuse_features(**features):
-    for name, value in features.items():
-        if value is not None and not (isinstance(value, (int, float)) and value == 0):
-            raise UnsupportedError(
-                f"{name} is {arguments.given(value)}; context parallelism does not implement it (dropout would count "
-                "the rows and keys of each rank from 0)"
-            )
 
 
 def _check_group(local, group):

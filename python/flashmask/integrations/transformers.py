@@ -16,7 +16,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from .._core import arguments
+from .._core import arguments, call_options
 from .._core.errors import UnsupportedError
 from ..torch import tensor_arguments
 from ..torch._torch_internals import assert_async
@@ -150,7 +150,10 @@ def attention_mask(
 # --- The attention interface ----------------------------------------------------------------------
 
 # Arguments that would change the result and are not implemented.
-_REFUSED = ("position_bias", "head_mask", "cache", "indices", "block_indices", "sinks", "block_mask", "score_mod")
+_REFUSED = (
+    *("position_bias", "head_mask", "cache", "indices", "block_indices", "sinks", "block_mask", "score_mod"),
+    *(option.name for option in call_options.TENSORS),  # a sink is s_aux
+)
 
 
 def attention(
