@@ -102,8 +102,8 @@ typedef struct fm_executed_tiles {
 typedef void* (*fm_allocate)(void* context, size_t bytes);
 
 /* Options of a call beyond its tensors. Every backend implements softcap, sink, dropout and partial_out, though
- * a set of GPU kernels may lack some of them; none implements block_table. A field other than zero that the backend
- * does not implement is FM_UNSUPPORTED, with a message that names the field. */
+ * a set of GPU kernels may lack some of them. A field other than zero that the backend does not implement is
+ * FM_UNSUPPORTED, with a message that names the field. */
 typedef struct fm_options {
   uint32_t struct_size;
   uint32_t flags; /* FM_DETERMINISTIC, FM_HAS_SCALE */
@@ -113,14 +113,13 @@ typedef struct fm_options {
   int32_t device;  /* FM_DEVICE_CPU, or 1 + the index of a CUDA device */
   void* stream;    /* cudaStream_t */
   fm_executed_tiles* executed_tiles; /* NULL counts nothing */
-  double softcap;        /* scores become softcap * tanh(score / softcap), before the mask; 0: as they are */
-  double dropout_p;      /* share of the attention weights that are set to zero, in [0, 1); needs dropout_state */
-  uint64_t reserved[2];  /* 0 */
-  fm_tensor sink;        /* float32 or q's dtype, [heads_q]: the score of one more key, whose value is zero, that every
-                            row sees; see Features in attention.h */
-  fm_tensor block_table; /* paged k and v */
-  uint32_t partial_out;  /* 1: out, dq, dk and dv are float32 (float64 for float64), for the caller to add up; see
-                            Features in attention.h */
+  double softcap;       /* scores become softcap * tanh(score / softcap), before the mask; 0: as they are */
+  double dropout_p;     /* share of the attention weights that are set to zero, in [0, 1); needs dropout_state */
+  uint64_t reserved[2]; /* 0 */
+  fm_tensor sink;       /* float32 or q's dtype, [heads_q]: the score of one more key, whose value is zero, that every
+                           row sees; see Features in attention.h */
+  uint32_t partial_out; /* 1: out, dq, dk and dv are float32 (float64 for float64), for the caller to add up; see
+                           Features in attention.h */
   int32_t max_ctas; /* CTAs of a CUDA call's attention kernel at a time; 0: one for each multiprocessor; see Options in
                        attention.h */
   /* Gives the call its workspace, which has to stay until the work is done, in place of `workspace`, which must then be

@@ -39,14 +39,6 @@ MaskTensors read_tensors(const fm_mask* from, Device device) {
   return mask;
 }
 
-/// Refuses options for which only the C interface has a field yet; check() judges features.
-void check_unimplemented(const fm_options& o) {
-  for (const auto& [field, is_set] :
-       {std::pair{"reserved", o.reserved[0] || o.reserved[1]}, {"block_table", o.block_table.dtype != FM_NONE}}) {
-    if (is_set) throw_unsupported("options->", field, " is set; it must be zero: it is not implemented");
-  }
-}
-
 /// 0 or 1.
 bool flag(uint32_t value, const char* field) {
   if (value > 1) throw_unsupported("options->", field, " is ", value, "; it must be 0 or 1");
@@ -141,7 +133,7 @@ CallOptions::CallOptions(const fm_options* from) {
   if (!from) return;
   const auto o = read_struct(from, "options");
   check_flags(o.flags, FM_DETERMINISTIC | FM_HAS_SCALE, "options");
-  check_unimplemented(o);
+  if (o.reserved[0] || o.reserved[1]) throw_unsupported("options->reserved is set; it must be zero");
   options.deterministic = (o.flags & FM_DETERMINISTIC) != 0;
   if (o.flags & FM_HAS_SCALE) options.softmax_scale = o.softmax_scale;
   if (o.backend) options.backend = o.backend;

@@ -73,7 +73,6 @@ sink: [heads_q], float32 or the dtype of the queries: of each head the score of 
         feature=True,
         shape="[heads_q]",
     ),
-    Option("block_table", capi.Tensor),
     Option("partial_out", C.c_uint32, False, arguments.flag, feature=True),
     Option("max_ctas", C.c_int32, 0, arguments.count),
     Option("allocate", C.c_void_p),
