@@ -3,7 +3,6 @@
 #include "backends/cuda/sm90/backward/rows.cuh"
 #include "gpu/policies/head_factor.cuh"
 #include "gpu/policies/kernels.h"
-#include "gpu/policies/page_table.cuh"
 
 namespace flashmask {
 namespace sm90::bwd {
@@ -11,25 +10,14 @@ namespace sm90::bwd {
 template <typename Policies>
 using Traits = BackwardTraits<__nv_bfloat16, 64, 64, 2, /*kSplit_=*/false, Policies>;
 using HeadFactorTraits = Traits<BackwardPolicies<test::HeadFactorBackwardParams, test::HeadFactor>>;
-using PageTableTraits =
-    Traits<BackwardPolicies<test::PageTableBackwardParams, cuda::ProductScore, cuda::AllWeights, test::PageTable>>;
 
 extern "C" __global__ void __launch_bounds__(kRowThreads, 4)
     flashmask_test_head_factor_preprocess(const __grid_constant__ RowParams p) {
   preprocess<HeadFactorTraits>(p);
 }
 
-extern "C" __global__ void __launch_bounds__(kRowThreads, 4)
-    flashmask_test_page_table_preprocess(const __grid_constant__ RowParams p) {
-  preprocess<PageTableTraits>(p);
-}
-
 #define FLASHMASK_ENTRY flashmask_test_head_factor_backward
 #define FLASHMASK_TRAITS HeadFactorTraits
-#include "backends/cuda/sm90/backward/kernel.inl"
-
-#define FLASHMASK_ENTRY flashmask_test_page_table_backward
-#define FLASHMASK_TRAITS PageTableTraits
 #include "backends/cuda/sm90/backward/kernel.inl"
 
 // Whatever the policies are, the rows are converted in one way.
@@ -60,8 +48,6 @@ BackwardKernels backward_kernels() {
   using namespace sm90::bwd;
   return {.head_factor =
               kernel_of<HeadFactorTraits>(flashmask_test_head_factor_preprocess, flashmask_test_head_factor_backward),
-          .page_table =
-              kernel_of<PageTableTraits>(flashmask_test_page_table_preprocess, flashmask_test_page_table_backward),
           .convert_dq = address(flashmask_test_convert_dq),
           .row_threads = kRowThreads};
 }

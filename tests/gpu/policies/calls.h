@@ -138,40 +138,6 @@ inline void launch(const Kernel& kernel, int64_t blocks, void* params) {
                                     kernel.shared_bytes, arguments);
 }
 
-/// K or V in pages of 128 keys, in an order of their own; the pages are a tensor [pages, 128, heads_kv, dim].
-struct Pages {
-  static constexpr int64_t kKeys = 128, kOfEntry = ceil_div(kSeqlenK, kKeys), kPages = kBatch * kOfEntry + 1;
-  DeviceBytes bytes;
-
-  /// The last page belongs to no sequence and is NaN; keys past a sequence's last are any finite numbers.
-  explicit Pages(const Tensor& t) : bytes(filled(t)) {}
-
-  /// [batch, kOfEntry]: the pages of an entry are neither in order nor together.
-  static std::vector<int32_t> table() {
-    std::vector<int32_t> pages;
-    for (int64_t n = 0; n < kBatch * kOfEntry; ++n)
-      pages.push_back(static_cast<int32_t>((5 * n + 4) % (kBatch * kOfEntry)));
-    return pages;
-  }
-  TensorView view() const { return on_device(bytes, kType, {kPages, kKeys, kHeadsKv, kDim}); }
-
- private:
-  static std::vector<uint16_t> filled(const Tensor& t) {
-    constexpr int64_t kKey = kHeadsKv * kDim, kPage = kKeys * kKey;
-    std::vector<uint16_t> bits(kPages * kPage, to_bits(kType, 7));
-    std::fill(bits.end() - kPage, bits.end(), to_bits(kType, NAN));
-    const std::vector<int32_t> pages = table();
-    for (int64_t b = 0; b < kBatch; ++b) {
-      for (int64_t j = 0; j < kSeqlenK; ++j) {
-        const int64_t page = pages[static_cast<std::size_t>(b * kOfEntry + j / kKeys)];
-        std::copy_n(t.numbers.bits.begin() + (b * kSeqlenK + j) * kKey, kKey,
-                    bits.begin() + page * kPage + j % kKeys * kKey);
-      }
-    }
-    return bits;
-  }
-};
-
 /// Inputs, and what the library's call on them gives.
 struct Attention {
   Random random{1};

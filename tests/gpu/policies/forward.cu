@@ -2,7 +2,6 @@
 #include "backends/cuda/sm90/forward/roles.cuh"
 #include "gpu/policies/head_factor.cuh"
 #include "gpu/policies/kernels.h"
-#include "gpu/policies/page_table.cuh"
 
 namespace flashmask {
 namespace test {
@@ -29,12 +28,11 @@ struct PartialRows {
   }
 };
 
-template <typename Params, typename Score, typename Epilogue, typename KvSource>
-using Traits = sm90::ForwardTraits<__nv_bfloat16, 64, 64, 2,
-                                   sm90::ForwardPolicies<Params, Score, cuda::AllWeights, Epilogue, KvSource>>;
-using PartialRowsTraits = Traits<PartialRowsParams, cuda::ProductScore, PartialRows, sm90::TensorMapKv>;
-using HeadFactorTraits = Traits<HeadFactorParams, HeadFactor, sm90::FinalRows, sm90::TensorMapKv>;
-using PageTableTraits = Traits<PageTableParams, cuda::ProductScore, sm90::FinalRows, PageTable>;
+template <typename Params, typename Score, typename Epilogue>
+using Traits =
+    sm90::ForwardTraits<__nv_bfloat16, 64, 64, 2, sm90::ForwardPolicies<Params, Score, cuda::AllWeights, Epilogue>>;
+using PartialRowsTraits = Traits<PartialRowsParams, cuda::ProductScore, PartialRows>;
+using HeadFactorTraits = Traits<HeadFactorParams, HeadFactor, sm90::FinalRows>;
 
 }  // namespace
 }  // namespace test
@@ -47,10 +45,6 @@ namespace sm90 {
 
 #define FLASHMASK_ENTRY flashmask_test_head_factor
 #define FLASHMASK_TRAITS test::HeadFactorTraits
-#include "backends/cuda/sm90/forward/kernel.inl"
-
-#define FLASHMASK_ENTRY flashmask_test_page_table
-#define FLASHMASK_TRAITS test::PageTableTraits
 #include "backends/cuda/sm90/forward/kernel.inl"
 
 }  // namespace sm90
@@ -68,7 +62,6 @@ Kernel kernel_of(void (*entry)(typename Traits::Params)) {
 
 Kernel partial_rows_kernel() { return kernel_of<PartialRowsTraits>(sm90::flashmask_test_partial_rows); }
 Kernel head_factor_kernel() { return kernel_of<HeadFactorTraits>(sm90::flashmask_test_head_factor); }
-Kernel page_table_kernel() { return kernel_of<PageTableTraits>(sm90::flashmask_test_page_table); }
 
 }  // namespace test
 }  // namespace flashmask

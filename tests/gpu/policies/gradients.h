@@ -87,34 +87,19 @@ class Backward {
     const DeviceVector<float> factors(std::vector<float>(std::begin(kFactors), std::end(kFactors)));
     HeadFactorBackwardParams params{};
     params.factors = factors.data();
-    return run(backward_kernels().head_factor, a_.q, params, [](auto&) {});
-  }
-
-  /// K and V in pages; with the Q that is scaled.
-  Gradients page_table() {
-    const Pages k(a_.k), v(a_.v);
-    const DeviceVector<int32_t> table(Pages::table());
-    PageTableBackwardParams params{};
-    params.pages = table.data();
-    params.pages_of_entry = Pages::kOfEntry;
-    Gradients gradients = run(backward_kernels().page_table, scaled_q_, params, [&](auto& p) {
-      p.k = sm90::tensor_map(k.view(), Pages::kKeys, 1);
-      p.v = sm90::tensor_map(v.view(), Pages::kKeys, 1);
-    });
-    gradients.chain();
-    return gradients;
+    return run(backward_kernels().head_factor, params);
   }
 
  private:
   static constexpr int64_t kKeyTiles = ceil_div(kSeqlenK, 128);
 
-  /// `adjust` changes the parameters last.
-  template <typename Params, typename Adjust>
-  Gradients run(const BackwardKernel& kernel, const Tensor& with_q, Params& params, Adjust adjust) {
+  /// Runs the kernel on the unscaled q.
+  template <typename Params>
+  Gradients run(const BackwardKernel& kernel, Params& params) {
     const BackwardKernels kernels = backward_kernels();
     const int64_t row_tiles = ceil_div(kSeqlenQ, kernel.rows), tiles = kBatch * kHeads * row_tiles;
     const auto rows_of_tiles = static_cast<std::size_t>(tiles * kernel.rows);
-    const DeviceTensor q(with_q), k(a_.k), v(a_.v);
+    const DeviceTensor q(a_.q), k(a_.k), v(a_.v);
     const DeviceTensor dq(kSeqlenQ, kHeads), dk(kSeqlenK, kHeadsKv), dv(kSeqlenK, kHeadsKv);
     const DeviceVector<float> sums(std::vector<float>(rows_of_tiles * kDim, NAN));
     const DeviceVector<uint32_t> biases(std::vector<uint32_t>(rows_of_tiles * 4, ~0u));
@@ -131,7 +116,6 @@ class Backward {
     params.v = sm90::tensor_map(v.view, kernel.keys, 1);
     params.keys.maps.dk = sm90::tensor_map(dk.view, 16, 1);
     params.keys.maps.dv = sm90::tensor_map(dv.view, 16, 1);
-    adjust(params);
     launch_on_rows(kernel.preprocess, tiles, kernels.row_threads, rows);
     launch(kernel, kCtas, &params);
     launch_on_rows(kernels.convert_dq, tiles, kernels.row_threads, rows);

@@ -24,17 +24,6 @@ struct HeadFactorBackwardParams : sm90::bwd::BackwardParams {
   const float* factors;
 };
 
-/// KvSource: the maps are of pages [pages, 128, heads_kv, head_dim]; keys 128 n .. 128 n + 127 of a batch entry are in
-/// page pages[entry, n].
-struct PageTableParams : sm90::ForwardParams {
-  const int32_t* pages;  ///< [batch, pages_of_entry]
-  int32_t pages_of_entry;
-};
-struct PageTableBackwardParams : sm90::bwd::BackwardParams {
-  const int32_t* pages;
-  int32_t pages_of_entry;
-};
-
 struct Kernel {
   const void* entry;
   int threads, shared_bytes;
@@ -43,14 +32,12 @@ struct Kernel {
 
 Kernel partial_rows_kernel();  ///< takes PartialRowsParams
 Kernel head_factor_kernel();   ///< takes HeadFactorParams
-Kernel page_table_kernel();    ///< takes PageTableParams
 
 struct BackwardKernel : Kernel {
   const void* preprocess;  ///< takes RowParams
 };
 struct BackwardKernels {
   BackwardKernel head_factor;  ///< takes HeadFactorBackwardParams
-  BackwardKernel page_table;   ///< takes PageTableBackwardParams
   const void* convert_dq;      ///< takes RowParams
   int row_threads;             ///< per block of the kernels that take RowParams
 };

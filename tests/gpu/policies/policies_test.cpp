@@ -195,35 +195,5 @@ TEST_F(Policies, HeadFactorsGradientIsThatOfAScaledQ) {
   expect_accurate_gradients(backward.head_factor(), backward);
 }
 
-// --- KvSource ----------------------------------------------------------------------------------------
-
-TEST_F(Policies, PagesGiveTheBitsOfRows) {
-  Attention a;
-  const Pages k(a.k), v(a.v);
-  const DeviceVector<int32_t> table(Pages::table());
-  for (const MaskParts& parts : {all_keys(), last_keys()}) {
-    const DeviceMaskAndPlan mask(parts);
-    DeviceTensor out(kSeqlenQ, kHeads);
-    DeviceLse lse;
-    a.run(a.q, mask.mask, out, lse);
-    ForwardRun run(a);
-    const Kernel kernel = page_table_kernel();
-    PageTableParams params{};
-    run.set(params, kernel, mask);
-    params.k = sm90::tensor_map(k.view(), kernel.keys, 1);
-    params.v = sm90::tensor_map(v.view(), kernel.keys, 1);
-    params.pages = table.data();
-    params.pages_of_entry = Pages::kOfEntry;
-    launch(kernel, kCtas, &params);
-    expect_same_bits(run, out, lse);
-  }
-}
-
-TEST_F(Policies, PagesGiveTheGradientsOfRows) {
-  Attention a;
-  Backward backward(a);
-  expect_accurate_gradients(backward.page_table(), backward);
-}
-
 }  // namespace
 }  // namespace flashmask::test

@@ -17,7 +17,6 @@ class Producer {
  public:
   using Shared = SharedStorage<Traits>;
   using Params = typename Traits::Params;
-  using KvSource = typename Traits::KvSource;
   __device__ __forceinline__ Producer(const Params& p, Shared& shared) : p_(p), shared_(shared) {}
 
   __device__ __forceinline__ void run() {
@@ -224,8 +223,8 @@ class Producer {
   /// from this one's first tile. V arrives with that tile's dout, so that S does not wait for it.
   __device__ __forceinline__ void load_keys() {
     const uint32_t kv_head = Traits::kSplit ? tile_.head_group / p_.splits : tile_.head_group;
-    const ptx::BoxOrigin at{KvSource::template row<Traits::kKeys>(tile_.key_tile), 0, static_cast<int32_t>(kv_head),
-                            KvSource::entry(p_, tile_.key_tile, static_cast<int32_t>(tile_.query.batch))};
+    const ptx::BoxOrigin at{tile_.key_tile * Traits::kKeys, 0, static_cast<int32_t>(kv_head),
+                            static_cast<int32_t>(tile_.query.batch)};
     delay<Role::kProducer>();
     ptx::wait(shared_.kv_empty, kv_phase_ ^ 1);
     kv_phase_ ^= 1;

@@ -10,29 +10,26 @@
 #include "backends/cuda/ptx/swizzle.cuh"
 #include "backends/cuda/sm90/backward/params.h"
 #include "backends/cuda/sm90/backward/row_bias.cuh"
-#include "backends/cuda/sm90/common/kv_source.cuh"
 #include "backends/cuda/sm90/tile_config.h"
 
 namespace flashmask::sm90::bwd {
 
 /// Entry points of features into the backward kernel: by default it has none. Params_ is BackwardParams, or derived
-/// from it if a policy needs more; Score_ see ProductScore, Weights_ see AllWeights, KvSource_ see TensorMapKv.
+/// from it if a policy needs more; Score_ see ProductScore, Weights_ see AllWeights.
 template <typename Params_ = BackwardParams, typename Score_ = cuda::ProductScore, typename Weights_ = cuda::AllWeights,
-          typename KvSource_ = TensorMapKv, DqSum sum = DqSum::kEither>
+          DqSum sum = DqSum::kEither>
 struct BackwardPolicies {
   using Params = Params_;
   using Score = Score_;
   using Weights = Weights_;
-  using KvSource = KvSource_;
   static constexpr DqSum kDqSum = sum;
 };
 
 /// The policies of a variant. A kernel that sums dq up in one way alone is a second kernel: ptxas schedules each
 /// better.
 template <typename Element, cuda::Variant variant>
-using PoliciesOf =
-    BackwardPolicies<std::conditional_t<variant.has_features(), FeaturedBackwardParams, BackwardParams>,
-                     cuda::ScoreOf<Element, variant>, cuda::WeightsOf<variant>, TensorMapKv, variant.sum>;
+using PoliciesOf = BackwardPolicies<std::conditional_t<variant.has_features(), FeaturedBackwardParams, BackwardParams>,
+                                    cuda::ScoreOf<Element, variant>, cuda::WeightsOf<variant>, variant.sum>;
 
 /// A variant of the unit, for the kernels before and after the unit's: it tells whether rows' terms are folded.
 constexpr cuda::Variant variant_of_unit(Unit unit) {
@@ -76,7 +73,6 @@ struct BackwardTraits {
   using Params = typename Policies::Params;
   using Score = typename Policies::Score;
   using Weights = typename Policies::Weights;
-  using KvSource = typename Policies::KvSource;
   static constexpr DqSum kDqSum = Policies::kDqSum;
   static constexpr BackwardTile kTile = find_tile(kBackwardTiles, kHeadDim_, kHeadDimV_, kConsumers_);
   static constexpr bool kWide = false;

@@ -18,7 +18,6 @@ class Producer {
  public:
   using Shared = SharedStorage<Traits>;
   using Params = typename Traits::Params;
-  using KvSource = typename Traits::KvSource;
   __device__ __forceinline__ Producer(const Params& p, Shared& shared) : p_(p), shared_(shared) {}
 
   __device__ __forceinline__ void run() {
@@ -122,12 +121,12 @@ class Producer {
   /// V of a tile: the tile's number, and where in the tensor map it is.
   struct Values {
     uint32_t tile;
-    int32_t row, kv_head, entry;
+    int32_t row, kv_head, batch;
   };
 
   __device__ __forceinline__ void load_tile(int32_t key_block, uint32_t classes, int32_t kv_head, int32_t batch) {
     const uint32_t stage = kv_ring_.stage();
-    const int32_t row = KvSource::template row<Traits::kKeys>(key_block), entry = KvSource::entry(p_, key_block, batch);
+    const int32_t row = key_block * Traits::kKeys;
 #pragma unroll
     for (int part = 0; part < Traits::kKParts; ++part) {
       delay<Role::kProducer>();
@@ -138,11 +137,11 @@ class Producer {
         constexpr int kBlocks = Traits::kBlocksOfKPart;
         Blocks::template load<kBlocks, Traits::kKeys>(shared_.k[stage] + part * kBlocks * Traits::kKeys * 64, p_.k,
                                                       shared_.k_full[stage][part],
-                                                      {row, part * kBlocks, kv_head, entry});
+                                                      {row, part * kBlocks, kv_head, batch});
       }
       if (part == 0) announce_late();
     }
-    const Values values{kv_ring_.count, row, kv_head, entry};
+    const Values values{kv_ring_.count, row, kv_head, batch};
     if constexpr (Traits::kKeysAhead) {
       load_late_values();
       late_values_ = values;
@@ -163,7 +162,7 @@ class Producer {
         ptx::arrive_expect(shared_.v_full[ring.stage()], Traits::kVPartBytes);
         constexpr int kKeys = Traits::kKeysOfVPart;
         Blocks::template load<Traits::kVBlocks, kKeys>(shared_.v[ring.stage()], p_.v, shared_.v_full[ring.stage()],
-                                                       {values.row + part * kKeys, 0, values.kv_head, values.entry});
+                                                       {values.row + part * kKeys, 0, values.kv_head, values.batch});
       }
     }
   }

@@ -10,7 +10,6 @@
 #include "backends/cuda/ptx/barrier.cuh"
 #include "backends/cuda/ptx/swizzle.cuh"
 #include "backends/cuda/ptx/tma.cuh"
-#include "backends/cuda/sm90/common/kv_source.cuh"
 #include "backends/cuda/sm90/forward/params.h"
 #include "backends/cuda/sm90/tile_config.h"
 
@@ -19,16 +18,14 @@ namespace flashmask::sm90 {
 struct FinalRows;
 
 /// Entry points of features into the forward kernel: by default it has none. Params_ is ForwardParams, or derived from
-/// it if a policy needs more; Score_ see ProductScore, Weights_ see AllWeights, Epilogue_ see FinalRows, KvSource_ see
-/// TensorMapKv.
+/// it if a policy needs more; Score_ see ProductScore, Weights_ see AllWeights, Epilogue_ see FinalRows.
 template <typename Params_ = ForwardParams, typename Score_ = cuda::ProductScore, typename Weights_ = cuda::AllWeights,
-          typename Epilogue_ = FinalRows, typename KvSource_ = TensorMapKv>
+          typename Epilogue_ = FinalRows>
 struct ForwardPolicies {
   using Params = Params_;
   using Score = Score_;
   using Weights = Weights_;
   using Epilogue = Epilogue_;
-  using KvSource = KvSource_;
 };
 
 /// Named barriers, each one of as many as there are consumer warpgroups.
@@ -45,7 +42,6 @@ struct ForwardTraits {
   using Score = typename Policies::Score;
   using Weights = typename Policies::Weights;
   using Epilogue = typename Policies::Epilogue;
-  using KvSource = typename Policies::KvSource;
   static constexpr ForwardTile kTile = find_tile(kForwardTiles, kHeadDim_, kHeadDimV_, kConsumers_);
   static_assert(kHeadDim_ % 16 == 0 && kHeadDimV_ % 16 == 0, "a product's step, and a store's, has 16 columns");
   static_assert(!kTile.one_copy || (kHeadDim_ % 64 == 0 && kHeadDimV_ % 64 == 0), "a copy fills blocks of 64 columns");

@@ -22,7 +22,6 @@ struct WideTraits {
   using Params = typename Policies::Params;
   using Score = typename Policies::Score;
   using Weights = typename Policies::Weights;
-  using KvSource = typename Policies::KvSource;
   static constexpr DqSum kDqSum = Policies::kDqSum;
   static constexpr BackwardTile kTile = find_tile(kBackwardTiles, kHeadDim_, kHeadDimV_, kConsumers_);
   static constexpr bool kWide = true;
