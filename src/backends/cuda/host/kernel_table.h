@@ -3,7 +3,9 @@
 
 #include <array>
 #include <cstddef>
+#include <iterator>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "backends/cuda/device/variant.h"
@@ -28,27 +30,28 @@ struct TileKernel {
   CompiledKernel compiled{};
 };
 
-/// The kernels of an element type: a row for each of kTiles tiles, a column for each of kVariants variants, sparse.
-template <typename Tile, std::size_t kTiles, std::size_t kVariants>
+/// The kernels of an element type: a row for each of kTiles, a column for each of kVariants, sparse.
+template <const auto& kTiles, const auto& kVariants>
 class KernelTable {
  public:
+  using Tile = std::remove_cvref_t<decltype(kTiles[0])>;
   using Kernel = TileKernel<Tile>;
 
-  /// `make(tile, variant)`: called with a row and a column as integral constants; returns the kernel.
-  template <typename Make>
-  KernelTable(const Tile (&tiles)[kTiles], const Make& make) : tiles_(tiles) {
-    [&]<std::size_t... cell>(std::index_sequence<cell...>) {
-      ((kernels_[cell] = make(std::integral_constant<std::size_t, cell / kVariants>(),
-                              std::integral_constant<std::size_t, cell % kVariants>())),
-       ...);
-    }(std::make_index_sequence<kTiles * kVariants>());
+  /// The table of an element type of kDataTypes. `id(dtype, tile)` begins the ids of a tile's kernels, `compiled` gives
+  /// one: it is called with an element type, a tile and the number of a variant that is_of the tile as template
+  /// arguments.
+  template <typename Id, typename Compiled>
+  static const KernelTable& of(DataType dtype, const Id& id, const Compiled& compiled) {
+    static const KernelTable bf16 = make<DataType::kBFloat16>(id, compiled),
+                             f16 = make<DataType::kFloat16>(id, compiled);
+    return dtype == DataType::kBFloat16 ? bf16 : f16;
   }
 
   /// The kernel in which a call that asks for `asked` runs in tiles of `tile`, one of the table's; null if there is
   /// none.
   const Kernel* find(const Tile& tile, const Variant& asked) const {
-    const std::size_t first = static_cast<std::size_t>(&tile - tiles_) * kVariants;
-    for (std::size_t n = first; n < first + kVariants; ++n) {
+    const std::size_t first = static_cast<std::size_t>(&tile - kTiles) * kColumns;
+    for (std::size_t n = first; n < first + kColumns; ++n) {
       if (kernels_[n].compiled.entry && kernels_[n].row->variant.takes(asked)) return &kernels_[n];
     }
     return nullptr;
@@ -62,8 +65,28 @@ class KernelTable {
   }
 
  private:
-  const Tile* tiles_;
-  std::array<Kernel, kTiles * kVariants> kernels_;
+  static constexpr std::size_t kColumns = std::size(kVariants), kCells = std::size(kTiles) * kColumns;
+
+  template <DataType dtype, typename Id, typename Compiled>
+  static KernelTable make(const Id& id, const Compiled& compiled) {
+    KernelTable table;
+    [&]<std::size_t... cell>(std::index_sequence<cell...>) {
+      ((table.kernels_[cell] = make_kernel<dtype, cell / kColumns, cell % kColumns>(id, compiled)), ...);
+    }(std::make_index_sequence<kCells>());
+    return table;
+  }
+  template <DataType dtype, std::size_t tile, std::size_t variant, typename Id, typename Compiled>
+  static Kernel make_kernel(const Id& id, const Compiled& compiled) {
+    constexpr const VariantRow& row = kVariants[variant];
+    if constexpr (row.is_of(kTiles[tile])) {
+      return {&kTiles[tile], &row, message(id(dtype, kTiles[tile]), row.suffix),
+              compiled.template operator()<dtype, kTiles[tile], variant>()};
+    } else {
+      return {};
+    }
+  }
+
+  std::array<Kernel, kCells> kernels_;
 };
 
 }  // namespace flashmask::cuda

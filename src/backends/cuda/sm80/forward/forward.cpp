@@ -4,7 +4,6 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "backends/cuda/host/call_params.h"
@@ -26,29 +25,18 @@ namespace {
 constexpr int64_t kL2GroupBytes = int64_t{16} << 20;
 constexpr int64_t kMostWorkTiles = int64_t{1} << 30;
 
-using ForwardKernel = cuda::TileKernel<ForwardTile>;
-using ForwardTable = cuda::KernelTable<ForwardTile, std::size(kForwardTiles), std::size(kForwardVariants)>;
+using ForwardTable = cuda::KernelTable<kForwardTiles, kForwardVariants>;
+using ForwardKernel = ForwardTable::Kernel;
 
-template <DataType dtype>
-ForwardTable make_table() {
-  return ForwardTable(kForwardTiles, [](auto tile_row, auto variant_row) -> ForwardKernel {
-    constexpr ForwardTile tile = kForwardTiles[tile_row];
-    constexpr const VariantRow& row = kForwardVariants[variant_row];
-    if constexpr (row.is_of(tile)) {
-      return {&kForwardTiles[tile_row], &row,
-              message(cuda::id_of_tile(kArch, "fwd", dtype, tile.head_dim, tile.head_dim_v, 'k', tile.kilobytes),
-                      row.suffix),
-              forward_kernel<dtype, tile.head_dim, tile.head_dim_v, tile.kilobytes, variant_row>()};
-    } else {
-      return {};
-    }
-  });
+std::string id_of(DataType dtype, const ForwardTile& tile) {
+  return cuda::id_of_tile(kArch, "fwd", dtype, tile.head_dim, tile.head_dim_v, 'k', tile.kilobytes);
 }
 
 /// The kernels of an element type of kDataTypes.
 const ForwardTable& table_of(DataType dtype) {
-  static const ForwardTable bf16 = make_table<DataType::kBFloat16>(), f16 = make_table<DataType::kFloat16>();
-  return dtype == DataType::kBFloat16 ? bf16 : f16;
+  return ForwardTable::of(dtype, id_of, []<DataType type, ForwardTile tile, int variant>() {
+    return forward_kernel<type, tile.head_dim, tile.head_dim_v, tile.kilobytes, variant>();
+  });
 }
 
 /// How much work of a kernel a multiprocessor with `kilobytes` of shared memory has at a time: its warps, and the

@@ -32,31 +32,18 @@ namespace {
 
 constexpr int64_t kMostWorkTiles = int64_t{1} << 30;
 
-using BackwardKernel = cuda::TileKernel<BackwardTile>;
-using BackwardTable = cuda::KernelTable<BackwardTile, std::size(kBackwardTiles), std::size(kBackwardVariants)>;
+using BackwardTable = cuda::KernelTable<kBackwardTiles, kBackwardVariants>;
+using BackwardKernel = BackwardTable::Kernel;
 
 std::string id_of(DataType dtype, const BackwardTile& tile) {
   return cuda::id_of_tile(kArch, "bwd", dtype, tile.head_dim, tile.head_dim_v, 'c', tile.consumers);
 }
 
-template <DataType dtype>
-BackwardTable make_table() {
-  return BackwardTable(kBackwardTiles, [](auto tile_row, auto variant_row) -> BackwardKernel {
-    constexpr BackwardTile tile = kBackwardTiles[tile_row];
-    constexpr const VariantRow& row = kBackwardVariants[variant_row];
-    if constexpr (row.is_of(tile)) {
-      return {&kBackwardTiles[tile_row], &row, message(id_of(dtype, tile), row.suffix),
-              backward_kernel<dtype, tile.head_dim, tile.head_dim_v, tile.consumers, variant_row>()};
-    } else {
-      return {};
-    }
-  });
-}
-
 /// The kernels over tiles of an element type of kDataTypes.
 const BackwardTable& table_of(DataType dtype) {
-  static const BackwardTable bf16 = make_table<DataType::kBFloat16>(), f16 = make_table<DataType::kFloat16>();
-  return dtype == DataType::kBFloat16 ? bf16 : f16;
+  return BackwardTable::of(dtype, id_of, []<DataType type, BackwardTile tile, int variant>() {
+    return backward_kernel<type, tile.head_dim, tile.head_dim_v, tile.consumers, variant>();
+  });
 }
 
 /// Units that have kernels before and after a tile's, and the ends of these kernels' ids.

@@ -29,29 +29,18 @@ namespace {
 constexpr int64_t kL2GroupBytes = int64_t{32} << 20;
 constexpr int64_t kMostWorkTiles = int64_t{1} << 30;
 
-using ForwardKernel = cuda::TileKernel<ForwardTile>;
-using ForwardTable = cuda::KernelTable<ForwardTile, std::size(kForwardTiles), std::size(kForwardVariants)>;
+using ForwardTable = cuda::KernelTable<kForwardTiles, kForwardVariants>;
+using ForwardKernel = ForwardTable::Kernel;
 
-template <DataType dtype>
-ForwardTable make_table() {
-  return ForwardTable(kForwardTiles, [](auto tile_row, auto variant_row) -> ForwardKernel {
-    constexpr ForwardTile tile = kForwardTiles[tile_row];
-    constexpr const VariantRow& row = kForwardVariants[variant_row];
-    if constexpr (row.is_of(tile)) {
-      return {&kForwardTiles[tile_row], &row,
-              message(cuda::id_of_tile(kArch, "fwd", dtype, tile.head_dim, tile.head_dim_v, 'c', tile.consumers),
-                      row.suffix),
-              forward_kernel<dtype, tile.head_dim, tile.head_dim_v, tile.consumers, variant_row>()};
-    } else {
-      return {};
-    }
-  });
+std::string id_of(DataType dtype, const ForwardTile& tile) {
+  return cuda::id_of_tile(kArch, "fwd", dtype, tile.head_dim, tile.head_dim_v, 'c', tile.consumers);
 }
 
 /// The kernels of an element type of kDataTypes.
 const ForwardTable& table_of(DataType dtype) {
-  static const ForwardTable bf16 = make_table<DataType::kBFloat16>(), f16 = make_table<DataType::kFloat16>();
-  return dtype == DataType::kBFloat16 ? bf16 : f16;
+  return ForwardTable::of(dtype, id_of, []<DataType type, ForwardTile tile, int variant>() {
+    return forward_kernel<type, tile.head_dim, tile.head_dim_v, tile.consumers, variant>();
+  });
 }
 
 int64_t count_work_tiles(const Problem& p, int consumers) {
