@@ -230,8 +230,8 @@ Problem begin(const AttentionInputs& args, const MaskView* mask, const Options& 
             .dv = {},
             .dsink = {},
             .mask = {},
-            .plan = args.plan,
-            .dense = args.dense_mask};
+            .dense = args.dense_mask,
+            .plan = args.plan};
   check_inputs(p, with_data);
   p.softmax_scale = options.softmax_scale.value_or(1 / std::sqrt(static_cast<double>(p.head_dim)));
   check_tensor_options(p, with_data);

@@ -22,12 +22,12 @@ template <typename T>
 concept Configuration =
     std::is_trivially_copyable_v<T> && requires(const T& t, const Problem& p, Explanation& e, std::byte* workspace) {
       { t.tile() } -> std::same_as<TileShape>;
-      { t.reads_plan() } -> std::same_as<bool>;
+      { t.reads_plan(p) } -> std::same_as<bool>;
       /// Beside the plan.
       { t.workspace_bytes() } -> std::same_as<int64_t>;
       /// Fills in configuration and, on a GPU, arch, instance, kernels and padding_share.
       t.explain(p, e);
-      /// `p` has a plan if this reads one, unless the call has a dense mask; no output of the call is without elements.
+      /// `p` has a plan if this reads one; no output of the call is without elements.
       t.run(p, workspace);
     };
 
@@ -40,7 +40,7 @@ class Launch {
       : problem_(&problem),
         functions_(&kFunctions<T>),
         tile_(configuration.tile()),
-        reads_plan_(configuration.reads_plan()),
+        reads_plan_(configuration.reads_plan(problem)),
         workspace_bytes_(configuration.workspace_bytes()) {
     static_assert(sizeof(T) <= kCapacity && alignof(T) <= alignof(std::max_align_t));
     std::memcpy(configuration_, &configuration, sizeof(T));

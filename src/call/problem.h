@@ -28,23 +28,19 @@ struct Problem {
   std::optional<GpuModel> gpu{};  ///< in an explanation: replaces the device's own properties
 
   TensorView q, k, v, out, lse, dout, dlse, dq, dk, dv, dsink;
-  MaskView mask;     ///< hides nothing in dense mode; its contents are the caller's
-  PlanView plan;     ///< undefined in dense mode, and where the call has to make it
-  TensorView dense;  ///< defined in dense mode: [1 or batch, 1 or heads, seqlen_q, seqlen_k]
-
-  /// True if a backend that reads a plan needs one made in the call.
-  bool lacks_plan() const { return !plan.defined() && !dense.defined(); }
+  // The mask: a plan says which tiles have visible elements, which have only such, and how far elements reach; a source
+  // says which elements of the other tiles are visible: the view's vectors, band and positions, or the matrix.
+  MaskView mask;     ///< its contents are the caller's; hides nothing where there is a matrix
+  TensorView dense;  ///< the matrix, [1 or batch, 1 or heads, seqlen_q, seqlen_k], or undefined
+  PlanView plan;     ///< undefined where the call has to make it, or needs none
 
   /// Index of the mask (of its plan) that batch entry b and query head h read.
   int64_t mask_index(int64_t b, int64_t h) const {
     return broadcast_index(b, batch, mask.batch()) * mask.heads() + broadcast_index(h, heads_q, mask.heads());
   }
   /// The rows and keys of batch entry b that are read; elements past them count as zeros (docs/mask.md). Needs the
-  /// plan in host memory. A dense mask has no plan, and all of its rows and keys are read.
-  VisibleExtent visible_extent(int64_t b) const {
-    if (dense.defined()) return {static_cast<int32_t>(seqlen_q), static_cast<int32_t>(seqlen_k)};
-    return plan.extent(broadcast_index(b, batch, mask.batch()));
-  }
+  /// plan in host memory.
+  VisibleExtent visible_extent(int64_t b) const { return plan.extent(broadcast_index(b, batch, mask.batch())); }
   int64_t kv_head(int64_t h) const { return broadcast_index(h, heads_q, heads_kv); }
   int64_t group_size() const { return heads_q / heads_kv; }
   /// True if no output has an element.

@@ -111,6 +111,7 @@ std::byte* aligned(std::span<std::byte> memory) {
 /// Makes the plan of the call's mask in `buffer`.
 PlanView make_plan(const Problem& problem, std::span<std::byte> buffer) {
   build_plan(problem.mask, buffer, problem.device, problem.stream);
+  if (problem.dense.defined()) make_full_tiles_partial(buffer, layout_of_plan(problem.mask));
   return problem.device.kind == Device::Kind::kCpu
              ? PlanView(buffer)
              : PlanView::on_device(layout_of_plan(problem.mask), buffer, problem.device);
@@ -144,7 +145,7 @@ Launch prepare(const Problem& problem, std::string_view wanted) {
 }
 
 int64_t plan_bytes(const Problem& problem, const Launch& launch) {
-  const bool makes_plan = launch.reads_plan() && problem.lacks_plan();
+  const bool makes_plan = launch.reads_plan() && !problem.plan.defined();
   return makes_plan ? round_up(layout_of_plan(problem.mask).bytes, kWorkspaceAlignment) : 0;
 }
 

@@ -276,6 +276,14 @@ void build_plan(const MaskView& mask, std::span<std::byte> buffer) {
   }
 }
 
+void make_full_tiles_partial(std::span<std::byte> buffer, const PlanLayout& layout) {
+  const auto clear = [&](int64_t begin, int64_t end) {
+    std::memset(buffer.data() + begin, 0, static_cast<std::size_t>(end - begin));
+  };
+  clear(layout.row_full_bits, layout.key_live_bits);
+  clear(layout.key_full_bits, layout.row_counts);
+}
+
 Plan::Plan(const MaskView& mask) {
   const PlanLayout layout = layout_of_plan(mask);
   words_ = zeros<uint64_t>("the plan", layout.bytes / 8);

@@ -23,4 +23,8 @@ inline void check_plan_buffer(const char* argument, std::span<const std::byte> b
   if (reinterpret_cast<std::uintptr_t>(buffer.data()) % 8 != 0) throw_invalid(argument, " must be aligned to 8 bytes");
 }
 
+/// Makes all visible tiles of a plan in host memory partial, as a source beside the plan's mask says which of their
+/// elements are visible.
+void make_full_tiles_partial(std::span<std::byte> buffer, const PlanLayout& layout);
+
 }  // namespace flashmask

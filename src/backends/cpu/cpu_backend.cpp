@@ -79,7 +79,7 @@ struct CpuCall {
     scratch = static_cast<int64_t>(cpu::scratch_bytes(p));
   }
   TileShape tile() const { return {cpu::kTileRows, cpu::kTileKeys}; }
-  bool reads_plan() const { return true; }
+  bool reads_plan(const Problem&) const { return true; }
   int64_t workspace_bytes() const { return shared() + threads * scratch; }
   void explain(const Problem& p, Explanation& e) const {
     e.configuration = message(cpu::kTileRows, "x", cpu::kTileKeys, " tiles, ", cpu::simd_target(), ", ", threads,

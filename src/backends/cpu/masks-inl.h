@@ -22,7 +22,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace flashmask::cpu::HWY_NAMESPACE {
 
-/// Provides the element masks and live tiles of one (batch entry, query head).
+/// Provides the element masks and live tiles of one (batch entry, query head). Tiles are the plan's, whatever says
+/// which elements of a partial one are visible.
 class MaskSource {
  public:
   MaskSource(const Problem& p, int64_t b, int64_t h) : p_(p), m_(p.mask_index(b, h)) {
@@ -51,10 +52,9 @@ class MaskSource {
   }
 
   /// Calls begin(key tile) for every key tile, ascending, that one of the row tiles [first, last) executes, and then
-  /// visit(row tile, key tile, full) for each row tile that executes it; in dense mode all do, as partial ones.
+  /// visit(row tile, key tile, full) for each row tile that executes it.
   template <typename Begin, typename Visit>
   void for_each_key_tile(int64_t first, int64_t last, Begin&& begin, Visit&& visit) const {
-    if (dense_) return for_each_dense(first, last, begin, visit);
     for (std::size_t w = 0; w < p_.plan.row_live(m_, first).size(); ++w) {
       uint64_t any = 0;
       for (int64_t r = first; r < last; ++r) any |= p_.plan.row_live(m_, r)[w];
@@ -71,7 +71,7 @@ class MaskSource {
   /// The first key tile from c on that row tile r executes, or one past the last key tile.
   int64_t next_key_tile(int64_t r, int64_t c) const {
     const int64_t key_tiles = ceil_div(p_.seqlen_k, kTileKeys);
-    if (dense_ || c >= key_tiles) return c;
+    if (c >= key_tiles) return c;
     const auto live = p_.plan.row_live(m_, r);
     auto w = static_cast<std::size_t>(c / 64);
     uint64_t bits = live[w] & ~uint64_t{0} << c % 64;
@@ -80,19 +80,10 @@ class MaskSource {
   }
   template <typename F>
   void for_each_row_tile(int64_t c, F&& f) const {
-    if (!dense_) return for_each_live(p_.plan.key_live(m_, c), p_.plan.key_full(m_, c), f);
-    for (int64_t r = 0; r < ceil_div(p_.seqlen_q, kTileRows); ++r) f(r, false);
+    for_each_live(p_.plan.key_live(m_, c), p_.plan.key_full(m_, c), f);
   }
 
  private:
-  template <typename Begin, typename Visit>
-  void for_each_dense(int64_t first, int64_t last, Begin&& begin, Visit&& visit) const {
-    for (int64_t c = 0; c < ceil_div(p_.seqlen_k, kTileKeys); ++c) {
-      begin(c);
-      for (int64_t r = first; r < last; ++r) visit(r, c, false);
-    }
-  }
-
   const Problem& p_;
   int64_t m_;
   const uint8_t* dense_ = nullptr;

@@ -170,7 +170,7 @@ void backward(const Problem& p) {
 
 struct ReferenceCall {
   TileShape tile() const { return {kGranuleRows, kGranuleKeys}; }
-  bool reads_plan() const { return false; }
+  bool reads_plan(const Problem&) const { return false; }
   int64_t workspace_bytes() const { return 0; }
   void explain(const Problem&, Explanation& e) const { e.configuration = "element by element in float64, 1 thread"; }
   void run(const Problem& p, std::byte*) const { p.is_backward ? backward(p) : forward(p); }

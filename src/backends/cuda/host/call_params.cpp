@@ -12,8 +12,25 @@
 #include "backends/cuda/host/device.h"
 #include "backends/cuda/host/error.h"
 #include "common/message.h"
+#include "plan/plan_buffer.h"
 
 namespace flashmask::cuda {
+namespace {
+
+/// The parts of the call's plan, in device memory; null without a plan.
+struct PlanParts {
+  const std::byte* base;
+  PlanLayout layout;
+
+  explicit PlanParts(const Problem& p)
+      : base(p.plan.data()), layout(p.plan.defined() ? p.plan.layout() : layout_of_plan(p.mask)) {}
+  template <typename T>
+  const T* at(int64_t offset) const {
+    return base ? reinterpret_cast<const T*>(base + offset) : nullptr;
+  }
+};
+
+}  // namespace
 
 Sharing sharing(const Problem& p, int64_t batch, int64_t heads) {
   return {static_cast<uint32_t>(broadcast_group(p.batch, batch)),
@@ -66,13 +83,14 @@ ElementMask element_mask(const Problem& p) {
   return has_vectors || compares_positions(mask) ? ElementMask::kColumns : ElementMask::kBand;
 }
 
+bool needs_plan(const Problem& p) { return !p.dense.defined(); }
+
 RowPlanBits row_plan_bits(const Problem& p, int tile_rows) {
-  const PlanLayout& layout = p.plan.layout();
-  const std::byte* base = p.plan.data();
-  return {.row_live = reinterpret_cast<const uint32_t*>(base + layout.row_live_bits),
-          .row_full = reinterpret_cast<const uint32_t*>(base + layout.row_full_bits),
-          .row_tile_order = reinterpret_cast<const int32_t*>(
-              base + (tile_rows == 192 ? layout.row_tile_order_192 : layout.row_tile_order_128)),
+  const PlanParts plan(p);
+  const PlanLayout& layout = plan.layout;
+  return {.row_live = plan.at<uint32_t>(layout.row_live_bits),
+          .row_full = plan.at<uint32_t>(layout.row_full_bits),
+          .row_tile_order = plan.at<int32_t>(tile_rows == 192 ? layout.row_tile_order_192 : layout.row_tile_order_128),
           .words_per_row = static_cast<int32_t>(2 * layout.words_per_row),
           .row_granules = static_cast<int32_t>(layout.row_granules),
           .mask_heads = static_cast<uint32_t>(p.mask.heads()),
@@ -80,12 +98,12 @@ RowPlanBits row_plan_bits(const Problem& p, int tile_rows) {
 }
 
 KeyPlanBits key_plan_bits(const Problem& p) {
-  const PlanLayout& layout = p.plan.layout();
-  const std::byte* base = p.plan.data();
-  return {.key_live = reinterpret_cast<const uint32_t*>(base + layout.key_live_bits),
-          .key_full = reinterpret_cast<const uint32_t*>(base + layout.key_full_bits),
-          .row_live = reinterpret_cast<const uint32_t*>(base + layout.row_live_bits),
-          .key_order = reinterpret_cast<const int32_t*>(base + layout.key_order),
+  const PlanParts plan(p);
+  const PlanLayout& layout = plan.layout;
+  return {.key_live = plan.at<uint32_t>(layout.key_live_bits),
+          .key_full = plan.at<uint32_t>(layout.key_full_bits),
+          .row_live = plan.at<uint32_t>(layout.row_live_bits),
+          .key_order = plan.at<int32_t>(layout.key_order),
           .words_per_key = static_cast<int32_t>(2 * layout.words_per_key),
           .words_per_row = static_cast<int32_t>(2 * layout.words_per_row),
           .row_granules = static_cast<int32_t>(layout.row_granules),
@@ -94,9 +112,8 @@ KeyPlanBits key_plan_bits(const Problem& p) {
 }
 
 VisibleExtents visible_extents(const Problem& p) {
-  if (p.dense.defined()) return {nullptr, 1};
-  return {reinterpret_cast<const VisibleExtent*>(p.plan.data() + p.plan.layout().extents()),
-          sharing(p, p.mask.batch(), p.mask.heads()).batch_entries};
+  const PlanParts plan(p);
+  return {plan.at<VisibleExtent>(plan.layout.extents()), sharing(p, p.mask.batch(), p.mask.heads()).batch_entries};
 }
 
 TensorRows tensor_rows(const TensorView& t) {

@@ -39,6 +39,12 @@ DenseMask dense_mask(const Problem& p);
 
 /// How the forward computes the visible elements of the call's partial granules.
 ElementMask element_mask(const Problem& p);
+
+/// True if the kernels read the call's tiles from a plan. Those of a dense mask they know: all are partial.
+bool needs_plan(const Problem& p);
+
+// Views of the call's plan. Without one its parts are null.
+
 /// The plan's bits for the forward's kernels. Tiles of `tile_rows` have an order of their own; tiles of 64 rows come by
 /// pairs, in the order of 128.
 RowPlanBits row_plan_bits(const Problem& p, int tile_rows);
@@ -46,7 +52,7 @@ RowPlanBits row_plan_bits(const Problem& p, int tile_rows);
 /// The plan's bits for the backward's kernels.
 KeyPlanBits key_plan_bits(const Problem& p);
 
-/// The plan's extents; none with a dense mask.
+/// The plan's extents.
 VisibleExtents visible_extents(const Problem& p);
 
 /// A tensor [batch, seqlen, heads, columns].

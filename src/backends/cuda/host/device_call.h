@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "backends/cuda/host/call_params.h"
 #include "backends/cuda/host/device.h"
 #include "call/launch.h"
 #include "common/arithmetic.h"
@@ -42,7 +43,7 @@ struct DeviceCall {
   Kernels kernels;
 
   TileShape tile() const { return kernels.tile(); }
-  bool reads_plan() const { return true; }
+  bool reads_plan(const Problem& problem) const { return needs_plan(problem); }
   int64_t workspace_bytes() const { return counter_at() + kWorkspaceAlignment; }
   void explain(const Problem& problem, Explanation& explanation) const {
     explanation.kernels = plan_kernels_of(problem);

@@ -112,7 +112,7 @@ struct Layout {
     sums = add(rows * tile.head_dim * static_cast<int64_t>(sizeof(float)));
     has_sums = add(tiles.all_rows * static_cast<int64_t>(sizeof(uint32_t)));
     next = add(static_cast<int64_t>(sizeof(uint32_t)));
-    if (p.dense.defined()) extents = add(p.batch * static_cast<int64_t>(sizeof(VisibleExtent)));
+    if (!cuda::needs_plan(p)) extents = add(p.batch * static_cast<int64_t>(sizeof(VisibleExtent)));
     if (const int64_t blocks = cuda::magnitude_blocks(p); blocks > 0) {
       magnitudes = add(blocks * static_cast<int64_t>(sizeof(cuda::KeyMagnitudes)));
       scales = add(rows * static_cast<int64_t>(sizeof(float)));
@@ -163,14 +163,9 @@ T* at(std::byte* workspace, int64_t offset) {
 /// Rows of lse or dlse, [batch, heads, rows].
 cuda::TensorRows rows_of_vector(const TensorView& t) { return {t.data, t.stride[0], t.stride[1], t.stride[2], 1}; }
 
-/// A dense mask has no plan.
-cuda::KeyPlanBits plan_bits(const Problem& p) {
-  return p.dense.defined() ? cuda::KeyPlanBits{} : cuda::key_plan_bits(p);
-}
-
 /// The plan's extents, or the ones that find_dense_extents writes.
 cuda::VisibleExtents visible_extents(const Problem& p, const BackwardCall& call, std::byte* workspace) {
-  if (!p.dense.defined()) return cuda::visible_extents(p);
+  if (cuda::needs_plan(p)) return cuda::visible_extents(p);
   return {at<VisibleExtent>(workspace, call.layout.extents), 1};
 }
 
@@ -191,9 +186,9 @@ RowParams make_row_params(const Problem& p, const BackwardCall& call, std::byte*
           .terms = at<RowTerms>(workspace, call.layout.terms),
           .dq_sums = dq_sums(p, call, workspace),
           .scales = cuda::row_scale_params(p, at<cuda::KeyMagnitudes>(workspace, call.layout.magnitudes)),
-          .plan = plan_bits(p),
+          .plan = cuda::key_plan_bits(p),
           .extents = visible_extents(p, call, workspace),
-          .dense = p.dense.defined(),
+          .dense = !cuda::needs_plan(p),
           .next = at<uint32_t>(workspace, call.layout.next),
           .seqlen_q = static_cast<int32_t>(p.seqlen_q),
           .row_tiles = static_cast<uint32_t>(call.tiles.rows),
@@ -256,7 +251,7 @@ BackwardParams make_params(const Problem& p, const BackwardCall& call, std::byte
   params.splits = static_cast<uint32_t>(call.splits);
   params.softmax_scale = static_cast<float>(p.softmax_scale);
   params.scale_log2 = static_cast<float>((p.features.softcap != 0 ? p.features.softcap : p.softmax_scale) * kLog2E);
-  params.plan = plan_bits(p);
+  params.plan = cuda::key_plan_bits(p);
   params.extents = visible_extents(p, call, workspace);
   params.mask = cuda::mask_columns(p);
   params.dense = cuda::dense_mask(p);
@@ -290,7 +285,7 @@ void BackwardCall::explain(const Problem& p, Explanation& e) const {
   e.arch = kArch;
   e.instance = kernel->id;
   e.padding_share = cuda::padding_share(*kernel->tile, p.head_dim, p.head_dim_v);
-  if (p.dense.defined()) e.kernels.push_back(dense_extent_instance().id);
+  if (!cuda::needs_plan(p)) e.kernels.push_back(dense_extent_instance().id);
   if (cuda::magnitude_blocks(p) > 0) e.kernels.push_back(magnitude_instance(p.dtype).id);
   if (tiles.all_rows > 0) e.kernels.push_back(id_of_preprocess(p.dtype, *kernel->tile));
   if (work_tiles > 0) e.kernels.push_back(e.instance);
@@ -311,7 +306,7 @@ void BackwardCall::run(const Problem& p, std::byte* workspace, unsigned long lon
   // Without rows there is no block to clear the counter.
   if (tiles.all_rows == 0)
     cuda::check(cudaMemsetAsync(rows.next, 0, sizeof(*rows.next), stream), "cudaMemsetAsync of the work tile counter");
-  if (p.dense.defined()) find_dense_extents(p, at<VisibleExtent>(workspace, layout.extents));
+  if (!cuda::needs_plan(p)) find_dense_extents(p, at<VisibleExtent>(workspace, layout.extents));
   if (const int64_t of_keys = cuda::magnitude_blocks(p); of_keys > 0)
     launch("launch of the keys' magnitudes", magnitude_instance(p.dtype).kernel, of_keys, cuda::kRowThreads, 0,
            MagnitudeParams{cuda::key_magnitude_params(p, at<cuda::KeyMagnitudes>(workspace, layout.magnitudes)),

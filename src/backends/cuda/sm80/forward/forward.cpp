@@ -124,7 +124,7 @@ FeaturedForwardParams make_params(const Problem& p, const ForwardCall& call, uns
   params.mask = cuda::mask_columns(p);
   params.dense = cuda::dense_mask(p);
   params.element_mask = cuda::element_mask(p);
-  if (!params.dense.given) params.plan = cuda::row_plan_bits(p, tile.rows);
+  params.plan = cuda::row_plan_bits(p, tile.rows);
   params.extents = cuda::visible_extents(p);
   params.schedule = {.work_tiles = static_cast<uint32_t>(call.work_tiles),
                      .heads = static_cast<uint32_t>(p.batch * p.heads_q),

@@ -179,18 +179,6 @@ Rows rows_of(const TensorView& t) { return {t.data, t.stride[0], t.stride[1], t.
 /// Rows of lse or dlse, [batch, heads, rows].
 Rows rows_of_vector(const TensorView& t) { return {t.data, t.stride[0], t.stride[2], t.stride[1]}; }
 
-/// A dense mask has no plan: all tiles are live, and there are no bits that say so.
-PlanBits bits_of_dense_mask(const BackwardCall& call) {
-  PlanBits bits{};
-  bits.words_per_key = static_cast<int32_t>(ceil_div(call.tiles.rows * call.tile_row->rows, 64 * 32));
-  bits.sharing = {1, 1};
-  return bits;
-}
-
-PlanBits plan_bits(const Problem& p, const BackwardCall& call) {
-  return p.dense.defined() ? bits_of_dense_mask(call) : cuda::key_plan_bits(p);
-}
-
 /// softmax_scale for the scores: kept above 0, as a row's bias is divided by it. With the least value all scores are as
 /// good as 0, too.
 float score_scale(const Problem& p) {
@@ -212,8 +200,8 @@ RowParams make_row_params(const Problem& p, const BackwardCall& call, std::byte*
                       .sums = at<float>(workspace, layout.sums),
                       .progress = at<uint32_t>(workspace, layout.progress),
                       .fixed_point = cuda::magnitude_blocks(p) > 0},
-          .plan = plan_bits(p, call),
-          .dense = p.dense.defined(),
+          .plan = cuda::key_plan_bits(p),
+          .dense = !cuda::needs_plan(p),
           .next = at<uint32_t>(workspace, layout.next),
           .scales = cuda::row_scale_params(p, at<cuda::KeyMagnitudes>(workspace, layout.magnitudes)),
           .seqlen_q = static_cast<int32_t>(p.seqlen_q),

@@ -100,7 +100,7 @@ void set_mask(const Problem& p, const ForwardTile& tile, ForwardParams& params) 
   params.mask = cuda::mask_columns(p);
   params.dense = cuda::dense_mask(p);
   params.element_mask = cuda::element_mask(p);
-  if (!params.dense.given) params.plan = cuda::row_plan_bits(p, tile.rows());
+  params.plan = cuda::row_plan_bits(p, tile.rows());
 }
 
 PartialForwardParams make_params(const Problem& p, const ForwardCall& call, uint32_t* counter,
