@@ -151,7 +151,7 @@ FLASHMASK_API std::vector<BackendInfo> backends();
 struct KernelInfo {
   /// Its purpose, "sm90.fwd.bf16.d128.dv128.c3": architecture, direction, element type, head_dim, head_dim_v,
   /// consumer warpgroups, or kilobytes of shared memory, "sm80.fwd.bf16.d128.dv128.k163"; the features
-  /// that it takes follow, ".softcap.dropout.sink.pos"; helpers of a backward have its id and a word more, a sink's
+  /// that it takes follow, ".score.dropout.sink.pos"; helpers of a backward have its id and a word more, a sink's
   /// gradient is "sm90.bwd.bf16.dsink", a plan's are "sm90.plan.classify" and so on. It stays what it is when code is
   /// renamed or moved.
   std::string id{};

@@ -152,13 +152,13 @@ TEST(Cuda, FeaturesHaveKernelsOfTheirOwn) {
   };
   for (const char* arch : {"sm90", "sm80"}) {
     if (!has_kernels_of(arch)) continue;
-    expect_kernel(arch, {.softcap = 30}, ".softcap.dropout.sink.pos");
-    expect_kernel(arch, {.dropout = {.p = 0.1}}, ".softcap.dropout.sink.pos");
-    expect_kernel(arch, {.softcap = 30, .sink = sink}, ".softcap.dropout.sink.pos");
+    expect_kernel(arch, {.softcap = 30}, ".score.dropout.sink.pos");
+    expect_kernel(arch, {.dropout = {.p = 0.1}}, ".score.dropout.sink.pos");
+    expect_kernel(arch, {.softcap = 30, .sink = sink}, ".score.dropout.sink.pos");
   }
   if (has_kernels_of("sm90")) expect_kernel("sm90", {.sink = sink}, ".sink.pos");
   // Sinks and what changes the loop over tiles share one kernel of mma.sync.
-  if (has_kernels_of("sm80")) expect_kernel("sm80", {.sink = sink}, ".softcap.dropout.sink.pos");
+  if (has_kernels_of("sm80")) expect_kernel("sm80", {.sink = sink}, ".score.dropout.sink.pos");
 }
 
 TEST(Cuda, KernelsAreAskedForByName) {

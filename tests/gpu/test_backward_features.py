@@ -176,7 +176,7 @@ def test_explain_names_the_kernel(dim, dim_v):
         forward, dout, dlse, ours = gradients_of(case)
         got = explained(ours, True)
         wanted = bool(case.features.softcap or case.features.dropout)
-        assert (".softcap.dropout" in got["instance"]) == wanted, got
+        assert (".score.dropout" in got["instance"]) == wanted, got
         assert any(name.endswith("dsink") for name in got["kernels"]) == (case.features.sink is not None), got
 
 

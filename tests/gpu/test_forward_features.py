@@ -232,7 +232,7 @@ def test_explain_names_the_kernel(dim, dim_v):
         hopper = got["arch"] == "sm90"
         changes_loop = case.features.softcap or case.features.dropout or not hopper
         assert got["instance"].startswith(f"{got['arch']}.fwd.bf16.") and got["instance"].endswith(".sink.pos"), got
-        assert (".softcap" in got["instance"]) == bool(changes_loop), got
+        assert (".score" in got["instance"]) == bool(changes_loop), got
         assert ".c2." in got["instance"] or not (hopper and case.features.dropout), got
     case = Case(**shape)
     assert explained(call(case, case.mask()), False)["instance"].count(".") == 5

@@ -34,7 +34,7 @@ struct CaseFeature {
   bool (*asked)(const CaseFeatures&);
   std::string (*write)(const CaseFeatures&);
   void (*read)(CaseFeatures&, std::string_view key, std::string_view value);
-  int percent;                           ///< of random cases that ask for it
+  int percent;                           ///< share of random cases that ask for it
   void (*draw)(Random&, CaseFeatures&);  ///< asks for it
   bool (*fits)(const Case&) = nullptr;   ///< null: every case
 };

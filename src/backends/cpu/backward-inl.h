@@ -18,6 +18,7 @@
 #include "backends/cpu/masks-inl.h"
 #include "backends/cpu/multiply-inl.h"
 #include "backends/cpu/rows-inl.h"
+#include "backends/cpu/scores-inl.h"
 #include "backends/cpu/softmax-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -45,7 +46,7 @@ struct BackwardScratch {
     dout = {parts.take(kTileKeys * padded(p.head_dim_v)), padded(p.head_dim_v)};
     scores = {parts.take(kTileRows * padded(kTileKeys)), padded(kTileKeys)};
     dprobs = {parts.take(kTileRows * padded(kTileKeys)), padded(kTileKeys)};
-    slopes = {parts.take(p.features.softcap != 0 ? kTileRows * kWidth : 0), kWidth};
+    slopes = {parts.take(has_slopes(p) ? kTileRows * kWidth : 0), kWidth};
     k = parts.take(kTileKeys * p.head_dim);
     v = parts.take(kTileKeys * p.head_dim_v);
     dk = parts.take(kTileKeys * p.head_dim);
@@ -108,18 +109,19 @@ void multiply_elements(int64_t rows, Rows factors, Rows panel) {
 }
 
 /// One panel of keys against one row tile: FlashMask's algorithm 2, lines 12 to 28, without dq.
-void backward_panel(const Problem& p, const BackwardScratch& s, const float* delta, int64_t key0, int64_t rows,
-                    bool full, bool drops) {
+/// `place` is the tile's.
+void backward_panel(const Problem& p, const BackwardScratch& s, PanelPlace place, const float* delta, int64_t key0,
+                    int64_t rows, bool full, bool drops) {
   const Rows scores = s.scores.columns_from(key0), dprobs = s.dprobs.columns_from(key0);
   multiply<Order::kRows>(rows, s.q, {s.k + key0 * p.head_dim, kWidth}, p.head_dim, false, scores);
   multiply<Order::kRows>(rows, s.dout, {s.v + key0 * p.head_dim_v, kWidth}, p.head_dim_v, false, dprobs);
   const KeyLanes lanes{*s.mask, key0}, kept{*s.kept, key0};
   if (drops) hide(kept, rows, 0.0f, dprobs);
-  const bool has_softcap = p.features.softcap != 0;
-  if (has_softcap) cap_scores(static_cast<float>(p.features.softcap), rows, scores, s.slopes);
+  place.key += key0;
+  transform_scores(p, place, rows, scores, s.slopes);
   if (!full) hide(lanes, rows, -kInf, scores);
   probabilities_of_keys(s.lse, delta, rows, scores, dprobs);
-  if (has_softcap) multiply_elements(rows, s.slopes, dprobs);
+  if (has_slopes(p)) multiply_elements(rows, s.slopes, dprobs);
   // Hidden again: 0 times a non-finite dP must not get through.
   if (!full) hide(lanes, rows, 0.0f, dprobs);
   if (drops) hide(kept, rows, 0.0f, scores);
@@ -166,7 +168,7 @@ int64_t backward_keys(const Problem& p, const BackwardRows& shared, int64_t b, i
       if (!full) source.load(r, c, *s.mask);
       if (dropout.drops()) load_kept(dropout, r, c, *s.kept);
       for (int64_t key = 0; key < keys; key += kWidth)
-        backward_panel(p, s, shared.delta_of(p, b, h, r), key, rows, full, dropout.drops());
+        backward_panel(p, s, {b, h, row0, key0, true}, shared.delta_of(p, b, h, r), key, rows, full, dropout.drops());
       add_to_dq(p, s, {shared.dq_of(p, b, h, r), BackwardRows::dq_stride(p)},
                 std::atomic_ref<int32_t>(*shared.turn_of(p, b, h, r)), rows, keys, c, source.next_key_tile(r, c + 1));
       ++executed;

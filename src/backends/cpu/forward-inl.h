@@ -18,6 +18,7 @@
 #include "backends/cpu/masks-inl.h"
 #include "backends/cpu/multiply-inl.h"
 #include "backends/cpu/rows-inl.h"
+#include "backends/cpu/scores-inl.h"
 #include "backends/cpu/softmax-inl.h"
 #include "call/sink_and_dropout.h"
 
@@ -46,13 +47,16 @@ struct ForwardScratch {
 };
 
 /// One panel of rows, from row0 of the rows at once, against one key tile: FlashMask's algorithm 1, lines 9 to 27.
-void forward_panel(const Problem& p, const ForwardScratch& s, int64_t row0, int64_t keys, bool full, bool drops) {
+/// `place` is the work tile's first row's and the key tile's.
+void forward_panel(const Problem& p, const ForwardScratch& s, PanelPlace place, int64_t row0, int64_t keys, bool full,
+                   bool drops) {
   float* out = s.out + row0 * p.head_dim_v;
   float* largest = s.largest + row0;
   float* sum = s.sum + row0;
   const Rows scores{s.scores, kWidth};
   multiply<Order::kRows>(keys, s.k, {s.q + row0 * p.head_dim, kWidth}, p.head_dim, false, scores);
-  if (p.features.softcap != 0) cap_scores(static_cast<float>(p.features.softcap), keys, scores, {});
+  place.row += row0;
+  transform_scores(p, place, keys, scores, {});
   if (!full) hide(RowLanes(*s.mask, row0 % kTileRows), keys, -kInf, scores);
   const Vec factor0 = softmax_half(s.scores, keys, largest, sum);
   const Vec factor1 = softmax_half(s.scores + kLanes, keys, largest + kLanes, sum + kLanes);
@@ -109,7 +113,9 @@ int64_t forward_rows(const Problem& p, int64_t b, int64_t h, int64_t first, int6
     if (!full) source.load(r, c, *s.mask);
     if (dropout.drops()) load_kept(dropout, r, c, *s.kept);
     const int64_t begin = (r - first) * kTileRows, end = std::min(begin + kTileRows, rows);
-    for (int64_t row = begin; row < end; row += kWidth) forward_panel(p, s, row, keys_of(c), full, dropout.drops());
+    const PanelPlace place{b, h, row0, c * kTileKeys, false};
+    for (int64_t row = begin; row < end; row += kWidth)
+      forward_panel(p, s, place, row, keys_of(c), full, dropout.drops());
     ++executed;
   });
 

@@ -44,36 +44,6 @@ HWY_INLINE Vec exp_of_any(Vec x) {
   return hn::IfThenElse(hn::Gt(x, hn::Set(kFloats, 88.0f)), hn::Set(kFloats, kInf), exp_up_to_88(x));
 }
 
-/// softcap * tanh(score / softcap), and its derivative by the score.
-struct Capped {
-  Vec score, slope;
-};
-HWY_INLINE Capped capped(Vec score, float softcap) {
-  const Vec x = hn::Mul(score, hn::Set(kFloats, 1.0f / softcap)), magnitude = hn::Abs(x), one = hn::Set(kFloats, 1.0f),
-            two = hn::Set(kFloats, 2.0f);
-  // 1 - tanh: of it neither tanh near 1 nor the derivative near 0, (1 - tanh) (1 + tanh), loses digits.
-  const Vec rest = hn::Div(two, hn::Add(exp_of_any(hn::Mul(two, magnitude)), one));
-  // Near 0 tanh would: there a polynomial within 2e-8.
-  const Vec square = hn::Mul(x, x);
-  Vec p = hn::MulAdd(square, hn::Set(kFloats, 0.017241487f), hn::Set(kFloats, -0.053045492f));
-  p = hn::MulAdd(square, p, hn::Set(kFloats, 0.13325879f));
-  p = hn::MulAdd(square, p, hn::Set(kFloats, -0.33333144f));
-  const Vec near_zero = hn::MulAdd(hn::Mul(square, magnitude), p, magnitude);
-  const Vec tanh = hn::IfThenElse(hn::Lt(magnitude, hn::Set(kFloats, 0.5f)), near_zero, hn::Sub(one, rest));
-  return {hn::Mul(hn::Set(kFloats, softcap), hn::CopySign(tanh, x)), hn::Mul(rest, hn::Sub(two, rest))};
-}
-
-/// Caps the scores of a panel in place; the derivatives go to `slopes`, if that is somewhere.
-void cap_scores(float softcap, int64_t count, Rows scores, Rows slopes) {
-  for (int64_t n = 0; n < count; ++n, scores.at += scores.stride) {
-    for (int64_t at = 0; at < kWidth; at += kLanes) {
-      const Capped c = capped(hn::Load(kFloats, scores.at + at), softcap);
-      hn::Store(c.score, kFloats, scores.at + at);
-      if (slopes.at) hn::Store(c.slope, kFloats, slopes.at + n * slopes.stride + at);
-    }
-  }
-}
-
 /// Replaces what `lanes` hides of a panel by `value`.
 template <typename Lanes>
 void hide(const Lanes& lanes, int64_t count, float value, Rows panel) {

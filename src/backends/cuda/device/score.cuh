@@ -13,9 +13,9 @@ struct Place {
   int32_t row, key;
 };
 
-/// The policy Score: what a product q.k becomes before softmax_scale, the mask and the softmax. This one leaves it as
-/// it is. A policy is made for a head (batch entry, query head) from the kernel's parameters, and has
-///   kFoldsLse: whether the backward may start S at -lse / softmax_scale, by a step of its product. It may only if the
+/// The policy Score: what a product q.k becomes before the factor score_unit, the mask and the softmax. This one leaves
+/// it as it is. A policy is made for a head (batch entry, query head) from the kernel's parameters, and has
+///   kFoldsLse: whether the backward may start S at -lse / scale, by a step of its product. It may only if the
 ///     score is the product, as the sum is formed before the score is;
 ///   is_product(): whether scores are products in this call, so that the functions below are not called;
 ///   transform(s, place): makes scores of a fragment of products; place(i) is the Place of the i-th;
@@ -32,14 +32,14 @@ struct ProductScore {
   __device__ __forceinline__ void transform(float (&)[kScores], const PlaceOf&) const {}
 };
 
-/// The tanh of a softcap, if the call has one; otherwise the product. Element is that of Q and K.
+/// Scores of the call's features: the tanh of a softcap, if it has one. Element is that of Q and K.
 template <typename Element>
-class SoftcapScore {
+class FeatureScore {
  public:
   static constexpr bool kFoldsLse = false;
 
   template <typename Params>
-  __device__ __forceinline__ SoftcapScore(const Params& p, uint32_t, uint32_t) : softcap_(p.features.softcap) {}
+  __device__ __forceinline__ FeatureScore(const Params& p, uint32_t, uint32_t) : softcap_(p.features.softcap) {}
 
   __device__ __forceinline__ bool is_product() const { return !softcap_.given(); }
   template <int kScores, typename PlaceOf>

@@ -11,19 +11,20 @@ enum class DqSum : uint8_t { kFloats, kIntegers, kEither };
 /// Additions to plain attention that a kernel over tiles makes, or that a call asks for.
 struct Variant {
   DqSum sum = DqSum::kFloats;
-  bool softcap = false, dropout = false, sink = false, positions = false;
+  bool scores = false;  ///< that are not products alone: the policy FeatureScore
+  bool dropout = false, sink = false, positions = false;
   bool partial = false;  ///< leaves out in fp32
   bool split = false;    ///< leaves parts of dk and dv, or all of them, in fp32
 
   /// True if its kernel runs a call that asks for `asked`. A feature that the call lacks costs only time.
   constexpr bool takes(const Variant& asked) const {
-    const bool has_features = (softcap || !asked.softcap) && (dropout || !asked.dropout) && (sink || !asked.sink) &&
+    const bool has_features = (scores || !asked.scores) && (dropout || !asked.dropout) && (sink || !asked.sink) &&
                               (positions || !asked.positions);
     return has_features && (sum == DqSum::kEither || sum == asked.sum) && partial == asked.partial &&
            split == asked.split;
   }
   /// True if its kernel reads FeatureParams.
-  constexpr bool has_features() const { return softcap || dropout || sink || positions; }
+  constexpr bool has_features() const { return scores || dropout || sink || positions; }
 };
 
 /// The kernels of a tile that one translation unit has.

@@ -11,7 +11,7 @@ namespace flashmask::cuda {
 
 /// The policies Score and Weights of a variant.
 template <typename Element, Variant variant>
-using ScoreOf = std::conditional_t<variant.softcap, SoftcapScore<Element>, ProductScore>;
+using ScoreOf = std::conditional_t<variant.scores, FeatureScore<Element>, ProductScore>;
 template <Variant variant>
 using WeightsOf = std::conditional_t<variant.dropout, KeptWeights, AllWeights>;
 

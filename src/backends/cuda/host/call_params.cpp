@@ -120,11 +120,14 @@ TensorRows tensor_rows(const TensorView& t) {
   return {t.data, t.stride[0], t.stride[2], t.stride[1], static_cast<int32_t>(t.shape[3])};
 }
 
+bool has_product_scores(const Problem& p) { return p.features.softcap == 0; }
+
+double score_unit(const Problem& p) { return has_product_scores(p) ? p.softmax_scale : p.features.softcap; }
+
 float scale_log2(const Problem& p) {
   // A scale of 0 must not turn a hidden -inf into NaN; this one is as good as 0 for every finite score.
   constexpr double kLog2E = 1.4426950408889634, kSmallest = 1e-30;
-  const double scale = p.features.softcap != 0 ? p.features.softcap : p.softmax_scale;
-  return static_cast<float>(std::max(scale * kLog2E, kSmallest));
+  return static_cast<float>(std::max(score_unit(p) * kLog2E, kSmallest));
 }
 
 int64_t heads_per_l2_group(const Problem& p, int64_t l2_bytes) {

@@ -58,8 +58,11 @@ VisibleExtents visible_extents(const Problem& p);
 /// A tensor [batch, seqlen, heads, columns].
 TensorRows tensor_rows(const TensorView& tensor);
 
-/// Factor of the forward's scores: softmax_scale, or the softcap, in units of the exponent of 2; at least a tiny
-/// number.
+/// True if the scores of the call are products q.k times softmax_scale.
+bool has_product_scores(const Problem& p);
+/// The factor that makes scores of the numbers that the kernels' Score policy leaves: softmax_scale for products.
+double score_unit(const Problem& p);
+/// score_unit in units of the exponent of 2, for the forward; at least a tiny number.
 float scale_log2(const Problem& p);
 
 /// How many query heads, in whole groups that share keys and values, run together so that these stay in `l2_bytes` of

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backends/cuda/host/kernel_table.h"
 
+#include "backends/cuda/host/call_params.h"
 #include "backends/cuda/host/dq_magnitudes.h"
 
 namespace flashmask::cuda {
 
 Variant asked_variant(const Problem& p) {
   return {.sum = p.is_backward && magnitude_blocks(p) > 0 ? DqSum::kIntegers : DqSum::kFloats,
-          .softcap = p.features.softcap != 0,
+          .scores = !has_product_scores(p),
           .dropout = p.features.dropout.p != 0,
           .sink = p.features.sink.defined(),
           .positions = compares_positions(p.mask),

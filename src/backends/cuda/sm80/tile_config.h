@@ -75,7 +75,7 @@ struct BackwardTile {
   constexpr int dq_warps() const { return rows == 128 || head_dim % 64 != 0 ? 2 : 4; }
 };
 
-// More keys take fewer additions to dq, more rows fewer reads of K and V from shared memory. Calls with softcap or
+// More keys take fewer additions to dq, more rows fewer reads of K and V from shared memory. Calls with other scores or
 // dropout run in the least tile with kernels of them that holds their head dims.
 // clang-format off: the build reads a row from each line
 inline constexpr BackwardTile kBackwardTiles[] = {
@@ -102,14 +102,14 @@ using BackwardVariant = VariantRow;
 inline constexpr ForwardVariant kForwardVariants[] = {
     // unit, tiles, end of the id
     ForwardVariant{kPlain, kAny, "", {}},
-    ForwardVariant{kPlain, kAny, ".softcap.dropout.sink.pos",
-                   {.softcap = true, .dropout = true, .sink = true, .positions = true}},
+    ForwardVariant{kPlain, kAny, ".score.dropout.sink.pos",
+                   {.scores = true, .dropout = true, .sink = true, .positions = true}},
 };
 // Every kernel reads positions, and a sink's weight is in lse, so none of them asks for either.
 inline constexpr BackwardVariant kBackwardVariants[] = {
     // unit, tiles, end of the id
     BackwardVariant{kPlain, kAny, "", {}},
-    BackwardVariant{kFeatures, kAll, ".softcap.dropout", {.softcap = true, .dropout = true}},
+    BackwardVariant{kFeatures, kAll, ".score.dropout", {.scores = true, .dropout = true}},
 };
 // clang-format on
 

@@ -109,7 +109,8 @@ inline constexpr ForwardTile kForwardTiles[] = {
     ForwardTile{256, 256, 2, kAll, 128, 1, 1, 2, 3, 2, 40, 232, 0, true, 1, 32, false},
 };
 
-// 192 / 128 has no registers left for softcap and dropout: such calls run in the smallest other tile that holds them.
+// 192 / 128 has no registers left for other scores and dropout: such calls run in the smallest other tile that holds
+// them.
 inline constexpr BackwardTile kBackwardTiles[] = {
     // d, d_v, WGs, features  rows  stages  registers  alternate  one code  one copy  wide  dO's stages  halves  dq from
     // registers
@@ -128,9 +129,9 @@ inline constexpr ForwardVariant kForwardVariants[] = {
     // unit, tiles, end of the id
     ForwardVariant{kPlain, kAny, "", {}},
     ForwardVariant{kPlain, kAny, ".sink.pos", {.sink = true, .positions = true}},
-    ForwardVariant{kFeatures, kAll, ".softcap.dropout.sink.pos",
-                   {.softcap = true, .dropout = true, .sink = true, .positions = true}},
-    ForwardVariant{kFeatures, kNoDropout, ".softcap.sink.pos", {.softcap = true, .sink = true, .positions = true}},
+    ForwardVariant{kFeatures, kAll, ".score.dropout.sink.pos",
+                   {.scores = true, .dropout = true, .sink = true, .positions = true}},
+    ForwardVariant{kFeatures, kNoDropout, ".score.sink.pos", {.scores = true, .sink = true, .positions = true}},
     ForwardVariant{kPartial, kAny, ".sink.pos.partial", {.sink = true, .positions = true, .partial = true}},
 };
 // A sink's weight is in lse, so none of them asks for it.
@@ -142,10 +143,10 @@ inline constexpr BackwardVariant kBackwardVariants[] = {
     BackwardVariant{kPlain, kAny, ".deterministic.split", {.sum = DqSum::kIntegers, .split = true}},
     BackwardVariant{kPlain, kAny, ".pos", {.sum = DqSum::kEither, .positions = true}},
     BackwardVariant{kPlain, kAny, ".pos.split", {.sum = DqSum::kEither, .positions = true, .split = true}},
-    BackwardVariant{kFeatures, kAll, ".softcap.dropout.pos",
-                    {.sum = DqSum::kEither, .softcap = true, .dropout = true, .positions = true}},
-    BackwardVariant{kFeatures, kAll, ".softcap.dropout.pos.split",
-                    {.sum = DqSum::kEither, .softcap = true, .dropout = true, .positions = true, .split = true}},
+    BackwardVariant{kFeatures, kAll, ".score.dropout.pos",
+                    {.sum = DqSum::kEither, .scores = true, .dropout = true, .positions = true}},
+    BackwardVariant{kFeatures, kAll, ".score.dropout.pos.split",
+                    {.sum = DqSum::kEither, .scores = true, .dropout = true, .positions = true, .split = true}},
 };
 // clang-format on
 

@@ -63,7 +63,8 @@ std::string id_of_convert_dq(DataType dtype, const BackwardTile& tile) {
 /// The variant that the call asks for over key tiles. Every kernel reads positions, sums dq up in either way and leaves
 /// fp32 if asked to; a sink's weight is in lse.
 cuda::Variant asked_variant(const Problem& p) {
-  return {.softcap = p.features.softcap != 0, .dropout = p.features.dropout.p != 0};
+  const cuda::Variant asked = cuda::asked_variant(p);
+  return {.scores = asked.scores, .dropout = asked.dropout};
 }
 
 /// Selects the tiles that have a kernel for the call.
@@ -194,7 +195,7 @@ RowParams make_row_params(const Problem& p, const BackwardCall& call, std::byte*
           .row_tiles = static_cast<uint32_t>(call.tiles.rows),
           .key_blocks = static_cast<uint32_t>(call.tiles.key_blocks),
           .heads = static_cast<uint32_t>(p.heads_q),
-          .softmax_scale = static_cast<float>(p.softmax_scale)};
+          .scale = static_cast<float>(p.softmax_scale)};
 }
 
 /// Parts of dk or dv in the workspace, [batch, head groups, seqlen_k, columns].
@@ -249,8 +250,8 @@ BackwardParams make_params(const Problem& p, const BackwardCall& call, std::byte
   params.head_groups = static_cast<uint32_t>(head_groups);
   params.query_heads_per_group = static_cast<uint32_t>(p.heads_q / head_groups);
   params.splits = static_cast<uint32_t>(call.splits);
-  params.softmax_scale = static_cast<float>(p.softmax_scale);
-  params.scale_log2 = static_cast<float>((p.features.softcap != 0 ? p.features.softcap : p.softmax_scale) * kLog2E);
+  params.scale = static_cast<float>(p.softmax_scale);
+  params.scale_log2 = static_cast<float>(cuda::score_unit(p) * kLog2E);
   params.plan = cuda::key_plan_bits(p);
   params.extents = visible_extents(p, call, workspace);
   params.mask = cuda::mask_columns(p);

@@ -422,7 +422,7 @@ class BackwardCta {
 
   __device__ __forceinline__ void store(const Dk& dk, const Dv& dv) {
     if (p_.float_keys) {
-      store_floats<typename Traits::DkGrid>(dk, p_.softmax_scale, p_.dk);
+      store_floats<typename Traits::DkGrid>(dk, p_.scale, p_.dk);
       store_floats<typename Traits::DvGrid>(dv, scale_of_kept(), p_.dv);
     } else {
       store_elements(dk, dv);
@@ -438,7 +438,7 @@ class BackwardCta {
   __device__ __forceinline__ void store_elements(const Dk& dk, const Dv& dv) {
     unsigned char* const v = kVInRegisters ? shared_.k : shared_.v;
     static_assert(!kVInRegisters || VTile::kBytes <= KTile::kBytes);
-    write_gradients<typename Traits::DkGrid, KTile>(dk, p_.softmax_scale, shared_.k);
+    write_gradients<typename Traits::DkGrid, KTile>(dk, p_.scale, shared_.k);
     if constexpr (kVInRegisters) {
       __syncthreads();
       store_gradients<KTile>(shared_.k, p_.dk);

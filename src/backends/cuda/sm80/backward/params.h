@@ -37,8 +37,8 @@ struct BackwardParams {
   /// one of its `splits` equal parts. Head groups are numbered through the key heads; without splits they are the
   /// key heads.
   uint32_t heads_q, head_groups, query_heads_per_group, splits;
-  float softmax_scale;
-  float scale_log2;  ///< log2(e) * softmax_scale, or, with a softcap, that
+  float scale;
+  float scale_log2;  ///< log2(e) * the scores' unit
   cuda::KeyPlanBits plan;
   cuda::VisibleExtents extents;
   cuda::MaskColumns mask;
@@ -75,7 +75,7 @@ struct RowParams {
   uint32_t* next;  ///< Schedule::next
   int32_t seqlen_q;
   uint32_t row_tiles, key_blocks, heads;  ///< key_blocks: the plan's
-  float softmax_scale;
+  float scale;
 };
 
 /// Parameters of the kernel that adds up the parts of dk and dv if query heads are split. Each kReducedKeys keys of a

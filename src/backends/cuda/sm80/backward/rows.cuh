@@ -143,7 +143,7 @@ __device__ __forceinline__ void preprocess(const RowParams& p) {
   }
 }
 
-/// dq = softmax_scale * sums, where key tiles contribute. Each warp reads the fragments that its counterparts have
+/// dq = scale * sums, where key tiles contribute. Each warp reads the fragments that its counterparts have
 /// added.
 template <typename Traits>
 __device__ __forceinline__ void convert_dq(const RowParams& p) {
@@ -169,11 +169,10 @@ __device__ __forceinline__ void convert_dq(const RowParams& p) {
   }
   const int32_t first = place.tile * Traits::kRows, rows = p.seqlen_q - first;
   if (p.float_rows) {
-    store_fragments<Grid>(dq, p.softmax_scale, place.row_of<float>(p.dq, first), p.dq.row_stride, rows, p.dq.columns,
-                          warp);
+    store_fragments<Grid>(dq, p.scale, place.row_of<float>(p.dq, first), p.dq.row_stride, rows, p.dq.columns, warp);
     return;
   }
-  write_fragments<Grid, Tile>(dq, p.softmax_scale, tile, warp);
+  write_fragments<Grid, Tile>(dq, p.scale, tile, warp);
   __syncthreads();
   store_tile<Tile, Traits::kThreads>(tile, place.row_of<typename Traits::Element>(p.dq, first), p.dq.row_stride, rows,
                                      p.dq.columns);

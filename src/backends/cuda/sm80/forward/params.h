@@ -17,7 +17,7 @@ struct ForwardParams {
   int64_t lse_batch_stride, lse_head_stride, lse_row_stride;
   int32_t seqlen_q, seqlen_k, key_blocks;
   uint32_t heads_q, query_heads_per_kv_head;
-  float scale_log2;    ///< softmax_scale * log2(e), at least a tiny number
+  float scale_log2;    ///< log2(e) * the scores' unit, at least a tiny number
   float score_of_bit;  ///< 1 / scale_log2: scores this far apart have probabilities that differ by a factor of 2
   cuda::RowPlanBits plan;
   cuda::VisibleExtents extents;
@@ -28,7 +28,7 @@ struct ForwardParams {
   unsigned long long* executed;  ///< counter of executed tiles of a CTA's rows x 128 keys; may be null
 };
 
-/// Parameters of the kernels with features. With a softcap, `scale_log2` is softcap * log2(e), the factor of scores.
+/// Parameters of the kernels with features.
 struct FeaturedForwardParams : ForwardParams {
   cuda::FeatureParams features;
 };

@@ -90,8 +90,9 @@ cuda::Variant asked_variant(const Problem& p, bool has_float_keys) {
 /// Predicate: does a tile have kernels that take the call? The row kernels of partial results fold terms into scores,
 /// which have to be plain products.
 auto takes(const Problem& p) {
-  const bool has_rows = !p.features.partial_out || (p.features.softcap == 0 && p.features.dropout.p == 0);
-  return [&table = table_of(p.dtype), asked = asked_variant(p, false), has_rows](const BackwardTile& tile) {
+  const cuda::Variant asked = asked_variant(p, false);
+  const bool has_rows = !p.features.partial_out || !(asked.scores || asked.dropout);
+  return [&table = table_of(p.dtype), asked, has_rows](const BackwardTile& tile) {
     return has_rows && table.find(tile, asked) != nullptr;
   };
 }
@@ -208,7 +209,7 @@ RowParams make_row_params(const Problem& p, const BackwardCall& call, std::byte*
           .row_tiles = static_cast<uint32_t>(call.tiles.rows),
           .key_blocks = static_cast<uint32_t>(call.tiles.key_blocks),
           .heads = static_cast<uint32_t>(p.heads_q),
-          .softmax_scale = static_cast<float>(p.softmax_scale),
+          .scale = static_cast<float>(p.softmax_scale),
           .score_scale = score_scale(p)};
 }
 
@@ -240,7 +241,7 @@ KeyParams make_key_params(const Problem& p, const BackwardCall& call, std::byte*
           .splits = static_cast<uint32_t>(call.splits),
           .key_tiles = static_cast<uint32_t>(call.tiles.keys),
           .seqlen_k = static_cast<int32_t>(p.seqlen_k),
-          .softmax_scale = static_cast<float>(p.softmax_scale)};
+          .scale = static_cast<float>(p.softmax_scale)};
 }
 
 FeaturedBackwardParams make_params(const Problem& p, const BackwardCall& call, const RowParams& rows,
@@ -276,10 +277,10 @@ FeaturedBackwardParams make_params(const Problem& p, const BackwardCall& call, c
   } else if (call.is_partial) {
     params.keys.rows = key_rows(p, call);
   }
-  params.softmax_scale = rows.softmax_scale;
+  params.scale = rows.scale;
   params.features = cuda::feature_params(p);
-  const float softcap = params.features.softcap.softcap;
-  params.scale_log2 = (softcap != 0 ? softcap : rows.score_scale) * kLog2E;
+  const bool has_products = cuda::has_product_scores(p);
+  params.scale_log2 = (has_products ? rows.score_scale : static_cast<float>(cuda::score_unit(p))) * kLog2E;
   params.plan = rows.plan;
   params.mask = cuda::mask_columns(p);
   params.dense = cuda::dense_mask(p);

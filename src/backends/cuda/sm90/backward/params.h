@@ -84,8 +84,8 @@ struct BackwardParams {
   uint32_t first_sorted;
   /// With splits: dk, dv of every work tile, [batch, head_groups, key_tiles, 2], see KeyFragments; otherwise null.
   float* key_parts;
-  float softmax_scale;
-  float scale_log2;  ///< log2(e) * softmax_scale, not 0, see score_scale; with a softcap log2(e) * softcap
+  float scale;
+  float scale_log2;  ///< log2(e) * the scores' unit, not 0, see score_scale
   PlanBits plan;
   cuda::MaskColumns mask;
   cuda::DenseMask dense;

@@ -20,7 +20,7 @@ struct RowParams {
   cuda::RowScaleParams scales;
   int32_t seqlen_q;
   uint32_t row_tiles, key_blocks, heads;  ///< key_blocks: the plan's
-  float softmax_scale, score_scale;
+  float scale, score_scale;
 };
 
 /// For the pass that adds up the parts of dk and dv: see BackwardParams.
@@ -29,7 +29,7 @@ struct KeyParams {
   const float* parts;
   uint32_t heads_kv, splits, key_tiles;
   int32_t seqlen_k;
-  float softmax_scale;
+  float scale;
 };
 
 /// For the pass that computes a sink's gradient.

@@ -234,7 +234,7 @@ __device__ __forceinline__ float4 load_sums(const float* sums, bool fixed_point,
   return reinterpret_cast<const float4*>(fragment)[lane];
 }
 
-/// dq = softmax_scale * sums, where several key tiles contribute. The consumers have stored that of a single one, and
+/// dq = scale * sums, where several key tiles contribute. The consumers have stored that of a single one, and
 /// preprocess has zeroed the rest. dq is of type Result; in fp32 that of a single one, too, comes from sums.
 template <typename Traits, typename Result = typename Traits::Element>
 __device__ __forceinline__ void convert_dq(const RowParams& p) {
@@ -257,7 +257,7 @@ __device__ __forceinline__ void convert_dq(const RowParams& p) {
       const int row = fragment.slab % Blocks::kWarpsOfColumns * 16;
       if (dq.fixed_point) part[step] = from_integers(part[step], p.biases + place.index * Traits::kRows + row);
       tile.write(row, fragment.slab / Blocks::kWarpsOfColumns * Blocks::kBlockColumns + fragment.column, part[step],
-                 p.softmax_scale);
+                 p.scale);
     }
   };
   if constexpr (std::is_same_v<Result, float>) {
@@ -316,7 +316,7 @@ __device__ __forceinline__ void reduce_keys(const KeyParams& p, const float* par
   }
 }
 
-/// Sums the parts of dk, times softmax_scale, and of dv, in a fixed order, if a key head's query heads are split. dk
+/// Sums the parts of dk, times scale, and of dv, in a fixed order, if a key head's query heads are split. dk
 /// and dv are of type Result. A block computes either dk or dv of a key tile.
 template <typename Traits, typename Result = typename Traits::Element>
 __device__ __forceinline__ void reduce_dkv(const KeyParams& p) {
@@ -328,7 +328,7 @@ __device__ __forceinline__ void reduce_dkv(const KeyParams& p) {
   const bool is_dv = blockIdx.x % 2;
   const Rows& to = is_dv ? p.to.dv : p.to.dk;
   const Columns& columns = is_dv ? p.to.dv_columns : p.to.dk_columns;
-  const float scale = is_dv ? 1.f : p.softmax_scale;
+  const float scale = is_dv ? 1.f : p.scale;
   parts += is_dv ? kDkFloats : 0;
   cudaGridDependencySynchronize();
   if (Traits::kQkDim == Traits::kVDim || !is_dv) {

@@ -22,7 +22,7 @@ struct ForwardParams {
   int64_t lse_batch_stride, lse_head_stride, lse_row_stride;
   int32_t seqlen_q, seqlen_k, key_blocks;
   uint32_t heads_q, query_heads_per_kv_head;
-  float scale_log2;    ///< softmax_scale * log2(e), at least a tiny number
+  float scale_log2;    ///< log2(e) * the scores' unit, at least a tiny number
   float score_of_bit;  ///< 1 / scale_log2: scores this far apart have probabilities that differ by a factor of 2
   PlanBits plan;
   ElementMask element_mask;
@@ -33,7 +33,7 @@ struct ForwardParams {
   TensorRows out_rows;           ///< rows of the tensor of the map `out`
 };
 
-/// Parameters of the kernels with features. With a softcap `scale_log2` is softcap * log2(e): it multiplies scores.
+/// Parameters of the kernels with features.
 struct FeaturedForwardParams : ForwardParams {
   cuda::FeatureParams features;
 };

@@ -34,7 +34,7 @@ __device__ __forceinline__ void make_integers(const typename Traits::Params& p, 
   cuda::round_parts(dq);
 }
 
-/// A lane's four sums of a fragment of 16 rows, whose biases begin at `biases`, as dq before softmax_scale.
+/// A lane's four sums of a fragment of 16 rows, whose biases begin at `biases`, as dq before scale.
 __device__ __forceinline__ float4 from_integers(const float4& sums, const RowBias* biases) {
   const int row = static_cast<int>(threadIdx.x) % 32 / 4;
   const auto value = [](float sum, const RowBias& bias) {

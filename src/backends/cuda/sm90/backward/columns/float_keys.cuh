@@ -24,7 +24,7 @@ class FloatKeys {
   /// The columns from number kFirst on.
   template <int kFirst = 0, int kValues>
   __device__ __forceinline__ void store_dk(const float (&dk)[kValues]) const {
-    store<Traits::kQkDim, kFirst>(dk, p_.softmax_scale, p_.keys.rows.dk, p_.keys.rows.dk_columns, 0);
+    store<Traits::kQkDim, kFirst>(dk, p_.scale, p_.keys.rows.dk, p_.keys.rows.dk_columns, 0);
   }
   template <int kFirst = 0, int kValues>
   __device__ __forceinline__ void store_dv(const float (&dv)[kValues]) const {

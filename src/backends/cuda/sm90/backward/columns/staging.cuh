@@ -78,7 +78,7 @@ class Staging {
     } else {
       const ptx::BoxOrigin at{key + static_cast<int32_t>(warpgroup_ * 64 + warp_ * 16), 0, group, batch};
       store_keys(p_.keys.maps.dv, dv, 1, at, phase);
-      store_keys(p_.keys.maps.dk, dk, p_.softmax_scale, at, phase);
+      store_keys(p_.keys.maps.dk, dk, p_.scale, at, phase);
     }
   }
 
@@ -122,7 +122,7 @@ class Staging {
         store_overlapping(dq[block], tile, n, tile_of(block));
         continue;
       }
-      SlabTile::write_rows(dq[block], p_.softmax_scale, tile_of(block));
+      SlabTile::write_rows(dq[block], p_.scale, tile_of(block));
       SlabTile::template store<Traits::kOneCopy, Blocks::kBlockColumns>(
           p_.dq,
           {tile.row_tile * Traits::kRows + Blocks::row(n), Blocks::column_block(n), static_cast<int32_t>(tile.head),
@@ -137,8 +137,8 @@ class Staging {
     const ptx::BoxOrigin at{tile.row_tile * Traits::kRows + Blocks::row(n), 0, static_cast<int32_t>(tile.head),
                             static_cast<int32_t>(tile.batch)};
     const int column = Blocks::column_block(n) * Blocks::kBlockColumns;
-    SlabTile::write_rows(cuda::part_of<0, 32>(dq), p_.softmax_scale, to, lane_anew<Traits>());
-    SlabTile::write_rows(cuda::part_of<kSecond / 2, 32>(dq), p_.softmax_scale, to + 16 * 64 / 2, lane_anew<Traits>());
+    SlabTile::write_rows(cuda::part_of<0, 32>(dq), p_.scale, to, lane_anew<Traits>());
+    SlabTile::write_rows(cuda::part_of<kSecond / 2, 32>(dq), p_.scale, to + 16 * 64 / 2, lane_anew<Traits>());
     delay<Role::kStore>();
     if (!ptx::is_leader()) return;
     if (at.row < p_.seqlen_q) {

@@ -184,7 +184,7 @@ class WideHalf : protected ScoreConsumer<Traits, WideStaging<Traits>> {
     } else {
       const int32_t key = key_tile * Traits::kKeys + static_cast<int32_t>(warp_ * 16);
       staging_.store_keys(p_.keys.maps.dv, dv, 1, {key, Dv::kBegin, group, batch}, dq_phase());
-      staging_.store_keys(p_.keys.maps.dk, dk, p_.softmax_scale, {key, Dk::kBegin, group, batch}, dq_phase());
+      staging_.store_keys(p_.keys.maps.dk, dk, p_.scale, {key, Dk::kBegin, group, batch}, dq_phase());
     }
   }
 };
