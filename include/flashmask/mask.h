@@ -92,8 +92,8 @@ struct MaskView {
   int64_t block_batch = 1;
   int64_t block_heads = 1;
   const uint8_t* block_mask = nullptr;
-  /// Hash of the contents, wherever they lie (bounds_stride does not matter); a Plan carries the hash of the
-  /// mask it was made for. 0 if the contents have not been read: the host does not read contents on a device.
+  /// Hash of the contents, wherever they lie (bounds_stride does not matter); a Plan carries the hash of its mask. 0 if
+  /// not computed: the host does not read contents on a device, and the C interface hashes others only for a plan.
   uint64_t content_hash = 0;
   Device device{};
   /// True if the band compares positions, [q_pos_batch, seqlen_q] and [k_pos_batch, seqlen_k]: the diagonals above are

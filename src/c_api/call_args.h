@@ -22,8 +22,11 @@ class CallArgs {
   const auto& args() const { return args_; }
   /// Null: the call has none.
   const MaskView* mask() const { return mask_ ? &mask_->view() : nullptr; }
-  /// The mask's contents, for a call that some backend takes; null if it has no mask.
-  const MaskView* read_mask() { return mask_ ? &mask_->read_contents() : nullptr; }
+  /// The mask for a call that some backend takes, hashed if its plan has a hash to compare; null if it has no mask.
+  const MaskView* mask_contents() {
+    if (!mask_) return nullptr;
+    return args_.plan.defined() ? &mask_->hashed_contents() : &mask_->contents();
+  }
 
  private:
   CArgs from_;

@@ -44,7 +44,7 @@ void run(const CArgs* from, std::span<std::byte> workspace, const fm_options* op
   CallOptions call_options(options);
   CallArgs<CArgs> args(from, call_options.device);
   Call call(args.args(), args.mask(), call_options.with_counter(), true);
-  if (const MaskView* mask = args.read_mask()) call.set_mask(*mask);
+  if (const MaskView* mask = args.mask_contents()) call.set_mask(*mask);
   call.run(workspace_for(call, workspace, call_options));
   call_options.report();
 }

@@ -14,12 +14,12 @@ Explanation explain_call(const CArgs* from, const CallOptions& call, const std::
   CallArgs<CArgs> args(from, call.device);
   Problem problem = check(args.args(), args.mask(), call.options, false);
   problem.gpu = gpu;
-  Explanation of_shapes = explain_problem(problem, call.options.backend);
-  const bool counts = of_shapes.live_tiles < 0 && call.device.kind == Device::Kind::kCpu;
-  if (!counts) return of_shapes;
-  problem.mask = *args.read_mask();
-  if (problem.plan.defined()) check_plan(problem);
-  return explain_problem(problem, call.options.backend);
+  Explanation explanation = explain_problem(problem, call.options.backend);
+  if (!lacks_live_tiles(problem, explanation)) return explanation;
+  if (const MaskView* mask = args.mask_contents()) problem.mask = *mask;
+  if (problem.plan.defined()) check_plan_hash(problem);
+  count_live_tiles(problem, explanation);
+  return explanation;
 }
 
 std::optional<GpuModel> read_gpu_model(const fm_gpu_model* from) {

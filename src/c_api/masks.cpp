@@ -281,7 +281,7 @@ void count_cells(const fm_mask* from, const fm_cells* into) {
   if (*count == 0) return;
   required(cells.visible, "cells->visible");
   const Partition rows(shapes.seqlen_q, cells.row_step);
-  for_each_visible_column(mask.borrow_contents(),
+  for_each_visible_column(mask.contents(),
                           {.batch = cells.batch,
                            .head = cells.head,
                            .row_step = cells.row_step,

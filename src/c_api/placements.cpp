@@ -24,7 +24,7 @@ void write_placement(const fm_mask* const* masks, int64_t count, fm_placement* p
   required(masks, "masks");
   std::deque<CallMask> read;  // views point into them
   std::vector<MaskView> views;
-  for (int64_t m = 0; m < count; ++m) views.push_back(read.emplace_back(masks[m], Device{}).borrow_contents());
+  for (int64_t m = 0; m < count; ++m) views.push_back(read.emplace_back(masks[m], Device{}).contents());
   const Placement placed = place(views, out.ranks, static_cast<PlacementScheme>(out.scheme),
                                  out.load_slack == 0 ? kLoadSlack : out.load_slack);
   const auto units = static_cast<int64_t>(placed.owner.size());

@@ -19,7 +19,7 @@ fm_status fm_plan_build(const fm_mask* mask, void* buffer, size_t bytes, const f
     const std::span<std::byte> plan = memory(buffer, bytes, "buffer");
     CallMask of(mask, call.device);
     check_plan_buffer("plan buffer", plan, layout_of_plan(of.view()));
-    build_plan(of.read_contents(), plan, call.device, call.options.stream);
+    build_plan(of.hashed_contents(), plan, call.device, call.options.stream);
   });
 }
 
@@ -31,7 +31,7 @@ fm_status fm_plan_validate(const fm_mask* mask, const void* plan, size_t plan_by
     CallMask of(mask, call.device);
     const PlanView view = read_plan(plan, plan_bytes, {}, &of.view(), call.device);
     // A plan of other shapes is refused without a look at the contents.
-    if (view.layout() == layout_of_plan(of.view())) of.read_contents();
+    if (view.layout() == layout_of_plan(of.view())) of.hashed_contents();
     validate_plan(of.view(), view, memory(scratch, scratch_bytes, "scratch"), call.options.stream);
   });
 }

@@ -6,6 +6,7 @@
 #include "common/tensor_checks.h"
 #include "flashmask/options.def"
 #include "flashmask/version.h"
+#include "mask/content_hash.h"
 #include "plan/plan_buffer.h"
 
 namespace flashmask::c_api {
@@ -104,19 +105,20 @@ std::span<std::byte> memory(void* data, std::size_t bytes, const char* argument)
   return {static_cast<std::byte*>(data), bytes};
 }
 
-CallMask::CallMask(const fm_mask* from, Device device) : tensors_(read_tensors(from, device)), device_(device) {
-  view_ = view_of(tensors_, Of::kShapes);
-}
+CallMask::CallMask(const fm_mask* from, Device device)
+    : tensors_(read_tensors(from, device)), view_(view_of(tensors_)) {}
 
-const MaskView& CallMask::read_contents() {
+const MaskView& CallMask::contents() {
   if (view_.content_hash != 0) return view_;  // it has none
-  if (device_.kind != Device::Kind::kCpu) return view_ = view_of(tensors_, Of::kContents);
-  copy_ = copy();
-  return view_ = copy_->view();
+  check_contents(tensors_);
+  if (view_.device.kind == Device::Kind::kCpu && !can_be_borrowed(tensors_)) view_ = copy_.emplace(copy()).view();
+  return view_;
 }
 
-const MaskView& CallMask::borrow_contents() {
-  return can_be_borrowed(tensors_) ? view_ = view_of(tensors_, Of::kContents) : read_contents();
+const MaskView& CallMask::hashed_contents() {
+  contents();
+  if (view_.content_hash == 0 && view_.device.kind == Device::Kind::kCpu) view_.content_hash = content_hash::of(view_);
+  return view_;
 }
 
 Mask CallMask::copy() const {

@@ -99,22 +99,22 @@ TensorView tensor(const fm_tensor& t, const char* argument, Device device = {});
 
 std::span<std::byte> memory(void* data, std::size_t bytes, const char* argument);
 
-/// A mask of the C interface, whose shapes are checked before anything of it is read. Contents on a device are
-/// borrowed, contents in host memory copied.
+/// A mask of the C interface, whose shapes are checked before anything of it is read. Contents are borrowed; those in
+/// host memory that a view cannot borrow are copied.
 class CallMask {
  public:
   CallMask(const fm_mask* from, Device device);
-  /// Without contents until they are read.
+  /// Shapes alone, until contents() has checked the rest.
   const MaskView& view() const { return view_; }
-  const MaskView& read_contents();
-  /// The contents in host memory as they lie there, without a hash; copied only if they cannot be read so.
-  const MaskView& borrow_contents();
-  /// In host memory.
+  /// The view with contents to be read.
+  const MaskView& contents();
+  /// The contents with their hash if they are in host memory: for a plan that is compared with them or carries it.
+  const MaskView& hashed_contents();
+  /// The mask by itself, in host memory.
   Mask copy() const;
 
  private:
   MaskTensors tensors_;
-  Device device_;
   MaskView view_;
   std::optional<Mask> copy_;
 };

@@ -32,7 +32,7 @@ class Call {
   Call& operator=(const Call&) = delete;
 
   std::size_t workspace_bytes() const;
-  /// The mask with its contents, of the shapes that the call was checked with. Throws if the call's plan is another's.
+  /// Replaces the mask by its view with contents to be read. Throws if the call's plan is another mask's by its hash.
   void set_mask(const MaskView& mask);
   void run(std::span<std::byte> workspace);
 
@@ -42,7 +42,15 @@ class Call {
   int64_t plan_bytes_;  ///< first in the workspace
 };
 
-/// Which backend would take the call, and how; counts live tiles if the mask's contents are there to be read.
+/// Which backend would take the call, and how. Live tiles are -1 where the mask decides them: nothing of it is read.
 Explanation explain_problem(const Problem& problem, std::string_view backend);
+
+/// True if an explanation leaves live tiles to be counted, and the host can.
+inline bool lacks_live_tiles(const Problem& problem, const Explanation& explanation) {
+  return explanation.live_tiles < 0 && problem.mask.device.kind == Device::Kind::kCpu;
+}
+
+/// Counts the live tiles from the plan or from the mask's contents, which are there to be read.
+void count_live_tiles(const Problem& problem, Explanation& explanation);
 
 }  // namespace flashmask

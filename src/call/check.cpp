@@ -208,6 +208,25 @@ void check_dsink(const Problem& p, bool with_data) {
                with_data);
 }
 
+[[noreturn]] void throw_other_mask() {
+  throw_invalid("plan was not made for this mask; build one from exactly the mask that the call gets");
+}
+
+void check_plan(const Problem& p) {
+  const PlanLayout& plan = p.plan.layout();
+  if (p.plan.device() != p.device) {
+    throw_invalid("the plan is on ", describe(p.plan.device()), " and q on ", describe(p.device),
+                  "; build it where the tensors are (build_plan with a device, PlanView::on_device)");
+  }
+  if (plan.seqlen_q != p.seqlen_q || plan.seqlen_k != p.seqlen_k) {
+    throw_invalid("plan was made for lengths (", plan.seqlen_q, ", ", plan.seqlen_k, "); the call has (", p.seqlen_q,
+                  ", ", p.seqlen_k, ")");
+  }
+  if (p.dense.defined()) return;
+  if (plan.batch != p.mask.batch() || plan.heads != p.mask.heads()) throw_other_mask();
+  check_plan_hash(p);
+}
+
 Problem begin(const AttentionInputs& args, const MaskView* mask, const Options& options, bool with_data) {
   check_options(options);
   if (args.dense_mask.defined() && mask) throw_invalid("mask and dense_mask are both given; dense_mask replaces mask");
@@ -236,7 +255,7 @@ Problem begin(const AttentionInputs& args, const MaskView* mask, const Options& 
   p.softmax_scale = options.softmax_scale.value_or(1 / std::sqrt(static_cast<double>(p.head_dim)));
   check_tensor_options(p, with_data);
   if (with_data) check_dropout_state(p.features.dropout);
-  p.mask = mask ? *mask : view_of({.seqlen_q = p.seqlen_q, .seqlen_k = p.seqlen_k}, Of::kShapes);
+  p.mask = mask ? *mask : view_of({.seqlen_q = p.seqlen_q, .seqlen_k = p.seqlen_k});
   check_mask(p);
   if (p.dense.defined()) check_dense(p, with_data);
   if (p.plan.defined()) check_plan(p);
@@ -255,26 +274,9 @@ void check_dropout_state(const Dropout& dropout) {
     throw_invalid("dropout_state is not aligned to ", alignof(uint64_t), " bytes");
 }
 
-void check_plan(const Problem& p) {
-  const PlanLayout& plan = p.plan.layout();
-  const MaskView& view = p.mask;
-  if (p.plan.device() != p.device) {
-    throw_invalid("the plan is on ", describe(p.plan.device()), " and q on ", describe(p.device),
-                  "; build it where the tensors are (build_plan with a device, PlanView::on_device)");
-  }
-  if (plan.seqlen_q != p.seqlen_q || plan.seqlen_k != p.seqlen_k) {
-    throw_invalid("plan was made for lengths (", plan.seqlen_q, ", ", plan.seqlen_k, "); the call has (", p.seqlen_q,
-                  ", ", p.seqlen_k, ")");
-  }
-  if (p.dense.defined()) return;
-  // On a device the hash cannot be read without waiting for it; validate_plan does. A mask that was not read has none.
-  const bool read = p.device.kind == Device::Kind::kCpu && view.content_hash != 0;
-  const bool other = read && p.plan.mask_hash() != view.content_hash;
-  if (plan.batch != view.batch() || plan.heads != view.heads() || other) {
-    throw_invalid(
-        "plan was not made for this mask; build one from exactly the mask that the call "
-        "gets");
-  }
+void check_plan_hash(const Problem& p) {
+  const bool is_known = p.device.kind == Device::Kind::kCpu && p.mask.content_hash != 0;
+  if (is_known && p.plan.mask_hash() != p.mask.content_hash) throw_other_mask();
 }
 
 Problem check(const ForwardArgs& args, const MaskView* mask, const Options& options, bool with_data) {

@@ -76,7 +76,8 @@ Problem check(const BackwardArgs& args, const MaskView* mask, const Options& opt
 void check_dropout(const Dropout& dropout);
 void check_dropout_state(const Dropout& dropout);
 
-/// Throws unless the plan, which is there, is of the problem's mask, as far as can be said without waiting.
-void check_plan(const Problem& problem);
+/// Throws unless the plan, which is there, has the hash of the problem's mask. Passes where either is not known: on a
+/// device, whose hash could not be read without waiting (validate_plan does), and for a mask that is not hashed.
+void check_plan_hash(const Problem& problem);
 
 }  // namespace flashmask

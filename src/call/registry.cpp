@@ -133,7 +133,9 @@ template <typename Args>
 Explanation explain_args(const Args& args, const Options& options, const std::optional<GpuModel>& gpu) {
   Problem problem = check(args, view_of_mask(args), options, false);
   problem.gpu = gpu;
-  return explain_problem(problem, options.backend);
+  Explanation explanation = explain_problem(problem, options.backend);
+  if (lacks_live_tiles(problem, explanation)) count_live_tiles(problem, explanation);
+  return explanation;
 }
 
 }  // namespace
@@ -153,7 +155,7 @@ std::size_t Call::workspace_bytes() const { return bytes_of_workspace(launch_, p
 
 void Call::set_mask(const MaskView& mask) {
   problem_.mask = mask;
-  if (problem_.plan.defined()) check_plan(problem_);
+  if (problem_.plan.defined()) check_plan_hash(problem_);
 }
 
 void Call::run(std::span<std::byte> workspace) {
@@ -184,17 +186,17 @@ Explanation explain_problem(const Problem& problem, std::string_view backend) {
   if (!tiles) throw_invalid("the call has more than 2^63 tiles");
   result.tiles = *tiles;
   result.live_tiles = result.tiles;
-  if (problem.dense.defined() || problem.batch == 0) return result;
-  if (result.tiles == 0) return result;
-  result.live_tiles = -1;
-  if (problem.mask.content_hash == 0) return result;  // not read
+  if (result.tiles > 0 && !problem.dense.defined()) result.live_tiles = -1;
+  return result;
+}
+
+void count_live_tiles(const Problem& problem, Explanation& explanation) {
   std::optional<Plan> own;
   if (!problem.plan.defined() || problem.plan.device().kind != Device::Kind::kCpu) own.emplace(problem.mask);
-  const TiledPlanView plan(own ? own->view() : problem.plan, result.tile);
+  const TiledPlanView plan(own ? own->view() : problem.plan, explanation.tile);
   // Every mask of the plan serves the same number of (batch entry, query head) pairs.
-  result.live_tiles =
+  explanation.live_tiles =
       plan.live_tiles() * (problem.batch / problem.mask.batch()) * (problem.heads_q / problem.mask.heads());
-  return result;
 }
 
 std::span<const Backend* const> backend_list() {

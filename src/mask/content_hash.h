@@ -51,4 +51,15 @@ inline uint64_t frame(const MaskView& view) {
 /// The hash, given the sum of all elements.
 FLASHMASK_RULE uint64_t finish(uint64_t frame, uint64_t elements) { return scramble(frame + elements); }
 
+/// Sum over the elements of an array in host memory, value_at(0) to value_at(count - 1).
+template <typename Values>
+uint64_t sum(Source source, int64_t count, const Values& value_at) {
+  uint64_t elements = 0;
+  for (int64_t at = 0; at < count; ++at) elements += element(source, at, static_cast<uint32_t>(value_at(at)));
+  return elements;
+}
+
+/// The hash of a mask in host memory. Every nonzero byte of its block mask counts as 1, as in a Mask made from tensors.
+uint64_t of(const MaskView& view);
+
 }  // namespace flashmask::content_hash

@@ -137,10 +137,9 @@ Mask from_startend_row_indices(const TensorView& indices, bool causal, int64_t s
                             .q_offset = q_offset,
                             .causal = causal,
                             .indices = indices};
-  const bool borrows = indices.device.kind != Device::Kind::kCpu;
-  const MaskView view = view_of(tensors, borrows ? Of::kContents : Of::kShapes);
-  if (borrows) return Mask(view, band, q_offset);
-  check_data("startend_row_indices", indices);
+  const MaskView view = view_of(tensors);
+  check_contents(tensors);
+  if (indices.device.kind != Device::Kind::kCpu) return Mask(view, band, q_offset);
   const auto [batch, heads, seqlen_k, vectors, unused] = indices.shape;
   const auto order = order_in_parts(causal, vectors);
   MaskParts parts{

@@ -28,10 +28,8 @@ struct Bounds {
 
 template <typename T>
 uint64_t hash_of_elements(content_hash::Source source, const std::vector<T>& values) {
-  uint64_t sum = 0;
-  for (std::size_t at = 0; at < values.size(); ++at)
-    sum += content_hash::element(source, static_cast<int64_t>(at), static_cast<uint32_t>(values[at]));
-  return sum;
+  return content_hash::sum(source, static_cast<int64_t>(values.size()),
+                           [&values](int64_t at) { return values[static_cast<std::size_t>(at)]; });
 }
 
 void check_count(const char* argument, int64_t count) {
@@ -425,14 +423,13 @@ Mask Mask::with_positions(std::vector<int32_t> q_pos, std::vector<int32_t> k_pos
 }
 
 Mask Mask::with_position_tensors(const TensorView& q_pos, const TensorView& k_pos) const {
-  const MaskView view = view_of({.seqlen_q = seqlen_q(), .seqlen_k = seqlen_k(), .q_pos = q_pos, .k_pos = k_pos},
-                                q_pos.device.kind == Device::Kind::kCpu ? Of::kShapes : Of::kContents);
+  const MaskTensors tensors{.seqlen_q = seqlen_q(), .seqlen_k = seqlen_k(), .q_pos = q_pos, .k_pos = k_pos};
+  const MaskView view = view_of(tensors);
+  check_contents(tensors);
   return Data::changed(*this, [&](Data& data) {
     if (q_pos.device.kind != Device::Kind::kCpu) {
       data.set(view.q_pos ? Positions::borrow(view) : std::make_shared<Positions>());
     } else {
-      check_data("q_pos", q_pos);
-      check_data("k_pos", k_pos);
       data.set(Positions::copied(q_pos.shape[0], k_pos.shape[0], read_positions("q_pos", q_pos),
                                  read_positions("k_pos", k_pos)));
     }

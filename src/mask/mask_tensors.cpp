@@ -54,7 +54,7 @@ bool is_contiguous(const TensorView& t) {
   return true;
 }
 
-void borrow_indices(MaskView& view, const TensorView& indices, bool causal) {
+void check_contiguous(const TensorView& indices) {
   const auto [batch, heads, seqlen_k, vectors, unused] = indices.shape;
   const std::array<int64_t, 4> contiguous{heads * seqlen_k * vectors, seqlen_k * vectors, vectors, 1};
   for (std::size_t d = 0; d < contiguous.size(); ++d) {
@@ -62,51 +62,45 @@ void borrow_indices(MaskView& view, const TensorView& indices, bool causal) {
       throw_invalid("startend_row_indices is on ", describe(indices.device), " and has stride ", indices.stride[d],
                     " in dimension ", d, "; it is borrowed, so it must be contiguous (stride ", contiguous[d], ")");
   }
-  const auto* data = static_cast<const int32_t*>(indices.data);
-  for (const auto vector : vector_order(causal, vectors)) {
-    if (vector) view.*vector = data++;
-  }
-  view.bounds_stride = vectors;
-  view.device = indices.device;
 }
 
 /// Adds the indices; returns whether they have elements.
-bool add_indices(MaskView& view, const MaskTensors& mask, Of of) {
+bool add_indices(MaskView& view, const MaskTensors& mask) {
   const TensorView& indices = mask.indices;
   if (!indices.defined()) return false;
   check_indices(indices, mask.causal);
-  if (of == Of::kContents) check_data("startend_row_indices", indices);
   if (view.seqlen_k == 0) return false;
   view.bounds_batch = indices.shape[0];
   view.bounds_heads = indices.shape[1];
-  if (of == Of::kContents) borrow_indices(view, indices, mask.causal);
+  const auto* data = static_cast<const int32_t*>(indices.data);
+  for (const auto vector : vector_order(mask.causal, indices.shape[3])) {
+    if (vector && data) view.*vector = data++;
+  }
+  view.bounds_stride = indices.shape[3];
+  view.device = indices.device;
   return true;
 }
 
 /// Adds the block mask; returns whether it has elements.
-bool add_block_mask(MaskView& view, const MaskTensors& mask, Of of) {
+bool add_block_mask(MaskView& view, const MaskTensors& mask) {
   const TensorView& keep = mask.block_mask;
   if (!keep.defined()) return false;
   check_block_mask(keep, view.seqlen_q, view.seqlen_k);
-  if (of == Of::kContents) check_data("block_mask", keep);
   if (keep.num_elements() == 0) return false;
   view.block_batch = keep.shape[0];
   view.block_heads = keep.shape[1];
   check_broadcast(view);
-  if (of == Of::kContents) {
-    view.block_mask = static_cast<const uint8_t*>(keep.data);
-    view.device = keep.device;
-  }
+  view.block_mask = static_cast<const uint8_t*>(keep.data);
+  view.device = keep.device;
   return true;
 }
 
 /// Adds the positions; returns whether they have elements.
-bool add_positions(MaskView& view, const MaskTensors& mask, Of of) {
+bool add_positions(MaskView& view, const MaskTensors& mask) {
   check_positions(mask);
   if (!mask.q_pos.defined()) return false;
   for (const auto& [argument, t] :
        {std::pair<const char*, const TensorView&>{"q_pos", mask.q_pos}, {"k_pos", mask.k_pos}}) {
-    if (of == Of::kContents) check_data(argument, t);
     if (t.device.kind != Device::Kind::kCpu && !is_contiguous(t))
       throw_invalid(argument, " is on ", describe(t.device), " and not contiguous; it is borrowed, so it must be");
   }
@@ -114,29 +108,38 @@ bool add_positions(MaskView& view, const MaskTensors& mask, Of of) {
   view.has_positions = true;
   view.q_pos_batch = mask.q_pos.shape[0];
   view.k_pos_batch = mask.k_pos.shape[0];
-  if (of == Of::kContents) {
-    view.q_pos = static_cast<const int32_t*>(mask.q_pos.data);
-    view.k_pos = static_cast<const int32_t*>(mask.k_pos.data);
-    view.device = mask.q_pos.device;
-  }
+  view.q_pos = static_cast<const int32_t*>(mask.q_pos.data);
+  view.k_pos = static_cast<const int32_t*>(mask.k_pos.data);
+  view.device = mask.q_pos.device;
   return true;
 }
 
 }  // namespace
 
-MaskView view_of(const MaskTensors& mask, Of of) {
+MaskView view_of(const MaskTensors& mask) {
   MaskView view{.seqlen_q = mask.seqlen_q, .seqlen_k = mask.seqlen_k};
-  const bool has_vectors = add_indices(view, mask, of);
+  const bool has_vectors = add_indices(view, mask);
   check_seqlen("seqlen_q", mask.seqlen_q);
   check_seqlen("seqlen_k", mask.seqlen_k);
-  const bool has_positions = add_positions(view, mask, of);
+  const bool has_positions = add_positions(view, mask);
   Band band = mask.band;
   set_band(view, band, has_positions ? 0 : mask.q_offset.value_or(mask.seqlen_k - mask.seqlen_q));
-  const bool has_blocks = add_block_mask(view, mask, of);
+  const bool has_blocks = add_block_mask(view, mask);
   check_broadcast(view);
   if (!has_vectors && !has_blocks && !has_positions)
     view.content_hash = content_hash::finish(content_hash::frame(view), 0);
   return view;
+}
+
+void check_contents(const MaskTensors& mask) {
+  const TensorView& indices = mask.indices;
+  for (const auto& [argument, t] : {std::pair<const char*, const TensorView&>{"startend_row_indices", indices},
+                                    {"block_mask", mask.block_mask},
+                                    {"q_pos", mask.q_pos},
+                                    {"k_pos", mask.k_pos}}) {
+    if (t.defined()) check_data(argument, t);
+  }
+  if (indices.defined() && indices.device.kind != Device::Kind::kCpu && mask.seqlen_k > 0) check_contiguous(indices);
 }
 
 bool can_be_borrowed(const MaskTensors& mask) {

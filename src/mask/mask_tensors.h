@@ -21,15 +21,15 @@ struct MaskTensors {
   TensorView q_pos{}, k_pos{};        ///< as Mask::with_positions takes them; undefined: none
 };
 
-/// Scope of a view: the tensors' shapes alone, whose data may be null, or also their contents in place, which then have
-/// to be contiguous and on a CUDA device.
-enum class Of { kShapes, kContents };
+/// The mask as a view of the tensors in place, its shapes checked. Contents may be read through it once check_contents
+/// has passed, if they can_be_borrowed; content_hash is 0 if the mask has any. Allocates nothing.
+MaskView view_of(const MaskTensors& mask);
 
-/// The mask as a view, everything checked. Without contents it has no vectors and no block mask, and its content_hash
-/// is 0 if the mask has contents. Allocates nothing.
-MaskView view_of(const MaskTensors& mask, Of of);
+/// Throws unless the contents are there and, on a device, laid out to be borrowed; nothing of them is read. The shapes
+/// are those that view_of has checked.
+void check_contents(const MaskTensors& mask);
 
-/// True if the tensors are laid out as a view of their contents needs.
+/// True if the tensors are laid out as a view reads them.
 bool can_be_borrowed(const MaskTensors& mask);
 
 /// The vectors of a MaskView in the order in which indices of `vectors` of them hold them, the rest null. Throws if no

@@ -241,6 +241,39 @@ struct SmallCall {
   }
 };
 
+TEST(CInterface, AMaskIsTheSameBorrowedAndCopied) {
+  constexpr int64_t kRows = 200;
+  std::vector<int32_t> bounds(kRows * 2), apart(kRows * 4, 7);
+  for (std::size_t n = 0; n < bounds.size(); ++n) bounds[n] = apart[n * 2] = static_cast<int32_t>(n * 31 % 260) - 20;
+  const std::vector<uint8_t> blocks{1, 0, 255, 2};
+  const std::vector<int32_t> wide_blocks{1, 0, 3, -4};
+  SmallCall borrowed(kRows), copied(kRows);
+  borrowed.mask.bounds = tensor(FM_INT32, {1, 1, kRows, 2}, bounds.data());
+  borrowed.mask.block_mask = tensor(FM_UINT8, {1, 1, 2, 2}, blocks.data());
+  copied.mask.bounds = tensor(FM_INT32, {1, 1, kRows, 2}, apart.data());
+  copied.mask.bounds.stride[2] = 4;
+  copied.mask.bounds.stride[3] = 2;
+  copied.mask.block_mask = tensor(FM_INT32, {1, 1, 2, 2}, wide_blocks.data());
+  Allocator allocator;
+  const fm_options options = allocator.options();
+  std::size_t bytes = 0;
+  ASSERT_EQ(fm_plan_bytes(&copied.mask, &bytes), FM_OK);
+  std::vector<uint64_t> plan(bytes / 8);
+  ASSERT_EQ(fm_plan_build(&copied.mask, plan.data(), bytes, nullptr), FM_OK) << fm_last_error();
+  ASSERT_EQ(fm_plan_validate(&borrowed.mask, plan.data(), bytes, nullptr, 0, nullptr), FM_OK) << fm_last_error();
+  for (SmallCall* call : {&borrowed, &copied}) {
+    const fm_forward_args unplanned = forward_of(call->args);
+    ASSERT_EQ(fm_forward(&unplanned, nullptr, 0, &options), FM_OK) << fm_last_error();
+    call->args.plan = plan.data();
+    call->args.plan_bytes = bytes;
+    ASSERT_EQ(fm_backward(&call->args, nullptr, 0, &options), FM_OK) << fm_last_error();
+  }
+  for (const auto member : {&SmallCall::out, &SmallCall::lse, &SmallCall::dq, &SmallCall::dk, &SmallCall::dv})
+    EXPECT_EQ(std::memcmp((borrowed.*member).data(), (copied.*member).data(), (copied.*member).size() * 4), 0);
+  bounds[0] += 100;
+  expect_refused(fm_backward(&borrowed.args, nullptr, 0, &options), "plan was not made for this mask");
+}
+
 TEST(CInterface, AnAllocatorGivesACallItsWorkspace) {
   SmallCall call(200), same(200);
   Allocator allocator;
