@@ -21,6 +21,16 @@ class AbsentBackend final : public Backend {
   Device::Kind device_kind() const override { return Device::Kind::kCuda; }
   bool has_device(const Device&) const override { return false; }
   Prepared prepare(const Problem&) const override { return Refusal{kAbsent}; }
+  void build_plan(const MaskView&, std::span<std::byte>, const Device&, void*) const override {
+    throw_absent("build_plan");
+  }
+  bool is_plan_of(const MaskView&, const PlanView&, std::span<std::byte>, void*) const override {
+    throw_absent("validate_plan");
+  }
+  void build_vectors(const build::Arguments&, const build::Output&, const std::function<std::byte*(std::size_t)>&,
+                     void*) const override {
+    throw_absent("build_mask");
+  }
 };
 
 }  // namespace
@@ -29,12 +39,5 @@ const Backend& cuda_backend() {
   static const AbsentBackend backend;
   return backend;
 }
-
-void cuda::build_plan(const MaskView&, std::span<std::byte>, int32_t, void*) { throw_absent("build_plan"); }
-void cuda::build_mask(const build::Arguments&, const build::Output&, const std::function<std::byte*(std::size_t)>&,
-                      void*) {
-  throw_absent("build_mask");
-}
-bool cuda::is_plan_of(const MaskView&, const PlanView&, std::span<std::byte>, void*) { throw_absent("validate_plan"); }
 
 }  // namespace flashmask

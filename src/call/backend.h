@@ -9,6 +9,7 @@
 
 #include "call/launch.h"
 #include "call/problem.h"
+#include "common/message.h"
 #include "mask/families/arguments.h"
 
 namespace flashmask {
@@ -29,27 +30,34 @@ class Backend {
   virtual bool automatic() const { return true; }
   /// Kernels compiled in, whatever this machine can run.
   virtual std::vector<KernelInfo> kernels() const { return {}; }
+
+  // Plans and masks where the tensors are, on a device of this backend's kind; in host memory unless overridden.
+  // Arguments are checked.
+
+  /// Fills `buffer` as the free function does.
+  virtual void build_plan(const MaskView& mask, std::span<std::byte> buffer, const Device& device, void* stream) const;
+  /// True if `plan` equals a plan made of `mask` now, for which a device has `scratch`. Waits for the stream.
+  virtual bool is_plan_of(const MaskView& mask, const PlanView& plan, std::span<std::byte> scratch, void* stream) const;
+  /// Builds a mask's vectors as the free function does.
+  virtual void build_vectors(const build::Arguments& arguments, const build::Output& output,
+                             const std::function<std::byte*(std::size_t)>& allocate, void* stream) const;
 };
+
+/// Throws unless the stream is null or the device has streams.
+inline void check_stream(const Device& device, const void* stream) {
+  if (stream && device.kind == Device::Kind::kCpu) throw_invalid("stream must be null on the CPU");
+}
 
 /// The backends, the preferred first; one that is not compiled in is listed too, and says so.
 std::span<const Backend* const> backend_list();
+
+/// The preferred backend of a kind of device, for plans and masks.
+const Backend& backend_for(Device::Kind kind);
 
 const Backend& reference_backend();
 const Backend& cuda_backend();
 #ifdef FLASHMASK_WITH_CPU
 const Backend& cpu_backend();
 #endif
-
-namespace cuda {
-
-/// build_plan on CUDA device `index`, arguments checked.
-void build_plan(const MaskView& mask, std::span<std::byte> buffer, int32_t index, void* stream);
-/// build_vectors on the arguments' CUDA device.
-void build_mask(const build::Arguments& arguments, const build::Output& output,
-                const std::function<std::byte*(std::size_t)>& allocate, void* stream);
-/// True if `plan` equals a plan made of `mask` now, in `scratch`. Waits for the stream.
-bool is_plan_of(const MaskView& mask, const PlanView& plan, std::span<std::byte> scratch, void* stream);
-
-}  // namespace cuda
 
 }  // namespace flashmask

@@ -27,12 +27,9 @@ void check_mask_device(const MaskView& mask, const Device& device) {
 
 void build_plan(const MaskView& mask, std::span<std::byte> buffer, Device device, void* stream) {
   check_mask_device(mask, device);
-  if (device.kind == Device::Kind::kCuda) {
-    check_plan_buffer("plan buffer", buffer, layout_of_plan(mask));
-    return cuda::build_plan(mask, buffer, device.index, stream);
-  }
-  if (stream) throw_invalid("stream must be null on the CPU");
-  build_plan(mask, buffer);
+  check_stream(device, stream);
+  check_plan_buffer("plan buffer", buffer, layout_of_plan(mask));
+  backend_for(device.kind).build_plan(mask, buffer, device, stream);
 }
 
 void validate_plan(const MaskView& mask, const PlanView& plan, std::span<std::byte> scratch, void* stream) {
@@ -40,13 +37,17 @@ void validate_plan(const MaskView& mask, const PlanView& plan, std::span<std::by
   const PlanLayout layout = layout_of_plan(mask);
   check_mask_device(mask, plan.device());
   if (plan.layout() != layout) throw_other_mask();
-  if (plan.device().kind == Device::Kind::kCuda) {
-    check_plan_buffer("scratch", scratch, layout);
-    if (!cuda::is_plan_of(mask, plan, scratch, stream)) throw_other_mask();
-    return;
-  }
-  if (stream) throw_invalid("stream must be null on the CPU");
-  if (plan.mask_hash() != mask.content_hash) throw_other_mask();
+  check_stream(plan.device(), stream);
+  if (plan.device().kind != Device::Kind::kCpu) check_plan_buffer("scratch", scratch, layout);
+  if (!backend_for(plan.device().kind).is_plan_of(mask, plan, scratch, stream)) throw_other_mask();
+}
+
+void Backend::build_plan(const MaskView& mask, std::span<std::byte> buffer, const Device&, void*) const {
+  flashmask::build_plan(mask, buffer);
+}
+
+bool Backend::is_plan_of(const MaskView& mask, const PlanView& plan, std::span<std::byte>, void*) const {
+  return plan.mask_hash() == mask.content_hash;
 }
 
 }  // namespace flashmask

@@ -11,8 +11,12 @@ namespace flashmask {
 
 void build_vectors(const build::Arguments& arguments, const build::Output& output,
                    const std::function<std::byte*(std::size_t)>& allocate, void* stream) {
-  if (arguments.device.kind == Device::Kind::kCuda) return cuda::build_mask(arguments, output, allocate, stream);
-  if (stream) throw_invalid("stream must be null on the CPU");
+  check_stream(arguments.device, stream);
+  backend_for(arguments.device.kind).build_vectors(arguments, output, allocate, stream);
+}
+
+void Backend::build_vectors(const build::Arguments& arguments, const build::Output& output,
+                            const std::function<std::byte*(std::size_t)>&, void*) const {
   build::check_contents(arguments);
   build::build_on_host(arguments, output);
 }

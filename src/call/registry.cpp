@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <memory>
@@ -208,6 +209,10 @@ std::span<const Backend* const> backend_list() {
       &reference_backend(),
   };
   return list;
+}
+
+const Backend& backend_for(Device::Kind kind) {
+  return **std::ranges::find(backend_list(), kind, &Backend::device_kind);
 }
 
 std::vector<BackendInfo> backends() {

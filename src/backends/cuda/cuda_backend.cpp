@@ -27,6 +27,11 @@ class CudaBackend final : public Backend {
   bool has_device(const Device& device) const override { return cuda::device_refusal(device.index).empty(); }
   Prepared prepare(const Problem& p) const override;
   std::vector<KernelInfo> kernels() const override;
+  void build_plan(const MaskView& mask, std::span<std::byte> buffer, const Device& device, void* stream) const override;
+  bool is_plan_of(const MaskView& mask, const PlanView& plan, std::span<std::byte> scratch,
+                  void* stream) const override;
+  void build_vectors(const build::Arguments& arguments, const build::Output& output,
+                     const std::function<std::byte*(std::size_t)>& allocate, void* stream) const override;
 };
 
 BackendInfo CudaBackend::info() const {
@@ -61,41 +66,43 @@ Prepared CudaBackend::prepare(const Problem& p) const {
   return std::get<const cuda::KernelSet*>(set)->prepare(p);
 }
 
+void CudaBackend::build_plan(const MaskView& mask, std::span<std::byte> buffer, const Device& device,
+                             void* stream) const {
+  require_usable(device.index);
+  const cuda::DeviceGuard guard(device.index);
+  cuda::launch_plan(mask, buffer.data(), static_cast<cudaStream_t>(stream));
+}
+
+bool CudaBackend::is_plan_of(const MaskView& mask, const PlanView& plan, std::span<std::byte> scratch,
+                             void* stream) const {
+  build_plan(mask, scratch, plan.device(), stream);
+  const cuda::DeviceGuard guard(plan.device().index);
+  const auto on = static_cast<cudaStream_t>(stream);
+  // Before the bits comes a header with the shapes and the hash of the contents.
+  const auto header = static_cast<std::size_t>(plan.layout().row_live_bits);
+  std::vector<std::byte> was(header), is(header);
+  cuda::check(cudaMemcpyAsync(was.data(), plan.data(), header, cudaMemcpyDeviceToHost, on),
+              "cudaMemcpyAsync of the plan");
+  cuda::check(cudaMemcpyAsync(is.data(), scratch.data(), header, cudaMemcpyDeviceToHost, on),
+              "cudaMemcpyAsync of the plan made anew");
+  cuda::check(cudaStreamSynchronize(on), "validate_plan");
+  return was == is;
+}
+
+void CudaBackend::build_vectors(const build::Arguments& arguments, const build::Output& output,
+                                const std::function<std::byte*(std::size_t)>& allocate, void* stream) const {
+  require_usable(arguments.device.index);
+  const cuda::DeviceGuard guard(arguments.device.index);
+  const int64_t bytes = cuda::mask_build_scratch(arguments);
+  cuda::launch_mask_build(arguments, output, bytes > 0 ? allocate(static_cast<std::size_t>(bytes)) : nullptr,
+                          static_cast<cudaStream_t>(stream));
+}
+
 }  // namespace
 
 const Backend& cuda_backend() {
   static const CudaBackend backend;
   return backend;
-}
-
-void cuda::build_plan(const MaskView& mask, std::span<std::byte> buffer, int32_t index, void* stream) {
-  require_usable(index);
-  const DeviceGuard guard(index);
-  launch_plan(mask, buffer.data(), static_cast<cudaStream_t>(stream));
-}
-
-void cuda::build_mask(const build::Arguments& arguments, const build::Output& output,
-                      const std::function<std::byte*(std::size_t)>& allocate, void* stream) {
-  require_usable(arguments.device.index);
-  const DeviceGuard guard(arguments.device.index);
-  const int64_t bytes = mask_build_scratch(arguments);
-  launch_mask_build(arguments, output, bytes > 0 ? allocate(static_cast<std::size_t>(bytes)) : nullptr,
-                    static_cast<cudaStream_t>(stream));
-}
-
-bool cuda::is_plan_of(const MaskView& mask, const PlanView& plan, std::span<std::byte> scratch, void* stream) {
-  require_usable(plan.device().index);
-  const DeviceGuard guard(plan.device().index);
-  const auto on = static_cast<cudaStream_t>(stream);
-  launch_plan(mask, scratch.data(), on);
-  // Before the bits comes a header with the shapes and the hash of the contents.
-  const auto header = static_cast<std::size_t>(plan.layout().row_live_bits);
-  std::vector<std::byte> was(header), is(header);
-  check(cudaMemcpyAsync(was.data(), plan.data(), header, cudaMemcpyDeviceToHost, on), "cudaMemcpyAsync of the plan");
-  check(cudaMemcpyAsync(is.data(), scratch.data(), header, cudaMemcpyDeviceToHost, on),
-        "cudaMemcpyAsync of the plan made anew");
-  check(cudaStreamSynchronize(on), "validate_plan");
-  return was == is;
 }
 
 }  // namespace flashmask
