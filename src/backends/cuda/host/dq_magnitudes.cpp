@@ -25,7 +25,7 @@ KeyMagnitudeParams key_magnitude_params(const Problem& p, KeyMagnitudes* magnitu
 }
 
 RowScaleParams row_scale_params(const Problem& p, const KeyMagnitudes* magnitudes) {
-  if (magnitude_blocks(p) == 0) return {};
+  if (!magnitudes) return {};
   return {.magnitudes = magnitudes,
           .blocks = static_cast<uint32_t>(blocks_of_head(p)),
           .heads = static_cast<uint32_t>(p.heads_kv),

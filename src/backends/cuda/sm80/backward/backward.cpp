@@ -107,15 +107,16 @@ struct Layout {
   int64_t terms = 0, sums = 0, has_sums = 0, next = 0, extents = 0, magnitudes = 0, scales = 0, dk_parts = 0,
           dv_parts = 0, bytes = 0;
 
-  Layout(const Problem& p, const BackwardTile& tile, const TileCounts& tiles, int64_t splits) {
+  Layout(const Problem& p, const BackwardTile& tile, const TileCounts& tiles, int64_t splits,
+         int64_t magnitude_blocks) {
     const int64_t rows = tiles.all_rows * tile.rows;
     terms = add(rows * static_cast<int64_t>(sizeof(RowTerms)));
     sums = add(rows * tile.head_dim * static_cast<int64_t>(sizeof(float)));
     has_sums = add(tiles.all_rows * static_cast<int64_t>(sizeof(uint32_t)));
     next = add(static_cast<int64_t>(sizeof(uint32_t)));
     if (!cuda::needs_plan(p)) extents = add(p.batch * static_cast<int64_t>(sizeof(VisibleExtent)));
-    if (const int64_t blocks = cuda::magnitude_blocks(p); blocks > 0) {
-      magnitudes = add(blocks * static_cast<int64_t>(sizeof(cuda::KeyMagnitudes)));
+    if (magnitude_blocks > 0) {
+      magnitudes = add(magnitude_blocks * static_cast<int64_t>(sizeof(cuda::KeyMagnitudes)));
       scales = add(rows * static_cast<int64_t>(sizeof(float)));
     }
     if (splits == 1) return;
@@ -137,6 +138,7 @@ struct BackwardCall {
   const BackwardKernel* kernel;
   TileCounts tiles;
   int64_t splits, work_tiles, ctas;
+  int64_t magnitude_blocks;  ///< above 0: dq is a sum of integers
   Layout layout;
 
   BackwardCall(const Problem& p, const BackwardKernel& of)
@@ -145,7 +147,8 @@ struct BackwardCall {
         splits(cuda::count_splits(p, tiles.all_keys)),
         work_tiles(tiles.all_keys * splits),
         ctas(std::min(work_tiles, cuda::most_ctas(p))),
-        layout(p, *of.tile, tiles, splits) {}
+        magnitude_blocks(cuda::magnitude_blocks(p)),
+        layout(p, *of.tile, tiles, splits, magnitude_blocks) {}
 
   /// Work tiles leave parts of dk and dv, which are added up last.
   bool has_key_parts() const { return work_tiles > 0 && splits > 1; }
@@ -161,6 +164,11 @@ T* at(std::byte* workspace, int64_t offset) {
   return reinterpret_cast<T*>(workspace + offset);
 }
 
+/// Magnitudes of the keys in the workspace; null where dq's sums are floats.
+cuda::KeyMagnitudes* key_magnitudes(const BackwardCall& call, std::byte* workspace) {
+  return call.magnitude_blocks > 0 ? at<cuda::KeyMagnitudes>(workspace, call.layout.magnitudes) : nullptr;
+}
+
 /// Rows of lse or dlse, [batch, heads, rows].
 cuda::TensorRows rows_of_vector(const TensorView& t) { return {t.data, t.stride[0], t.stride[1], t.stride[2], 1}; }
 
@@ -170,11 +178,11 @@ cuda::VisibleExtents visible_extents(const Problem& p, const BackwardCall& call,
   return {at<VisibleExtent>(workspace, call.layout.extents), 1};
 }
 
-DqSums dq_sums(const Problem& p, const BackwardCall& call, std::byte* workspace) {
+DqSums dq_sums(const BackwardCall& call, std::byte* workspace) {
   return {.sums = at<float>(workspace, call.layout.sums),
           .has_sums = at<uint32_t>(workspace, call.layout.has_sums),
           .scales = at<float>(workspace, call.layout.scales),
-          .fixed_point = cuda::magnitude_blocks(p) > 0};
+          .fixed_point = call.magnitude_blocks > 0};
 }
 
 RowParams make_row_params(const Problem& p, const BackwardCall& call, std::byte* workspace) {
@@ -185,8 +193,8 @@ RowParams make_row_params(const Problem& p, const BackwardCall& call, std::byte*
           .dq = cuda::tensor_rows(p.dq),
           .float_rows = p.dq.dtype == DataType::kFloat32,
           .terms = at<RowTerms>(workspace, call.layout.terms),
-          .dq_sums = dq_sums(p, call, workspace),
-          .scales = cuda::row_scale_params(p, at<cuda::KeyMagnitudes>(workspace, call.layout.magnitudes)),
+          .dq_sums = dq_sums(call, workspace),
+          .scales = cuda::row_scale_params(p, key_magnitudes(call, workspace)),
           .plan = cuda::key_plan_bits(p),
           .extents = visible_extents(p, call, workspace),
           .dense = !cuda::needs_plan(p),
@@ -241,7 +249,7 @@ BackwardParams make_params(const Problem& p, const BackwardCall& call, std::byte
   params.dv = call.has_key_parts() ? keys.dv_parts : keys.dv;
   params.float_keys = call.has_key_parts() || keys.float_keys;
   params.terms = at<RowTerms>(workspace, call.layout.terms);
-  params.dq = dq_sums(p, call, workspace);
+  params.dq = dq_sums(call, workspace);
   params.seqlen_q = static_cast<int32_t>(p.seqlen_q);
   params.seqlen_k = static_cast<int32_t>(p.seqlen_k);
   params.row_tiles = static_cast<int32_t>(call.tiles.rows);
@@ -287,7 +295,7 @@ void BackwardCall::explain(const Problem& p, Explanation& e) const {
   e.instance = kernel->id;
   e.padding_share = cuda::padding_share(*kernel->tile, p.head_dim, p.head_dim_v);
   if (!cuda::needs_plan(p)) e.kernels.push_back(dense_extent_instance().id);
-  if (cuda::magnitude_blocks(p) > 0) e.kernels.push_back(magnitude_instance(p.dtype).id);
+  if (magnitude_blocks > 0) e.kernels.push_back(magnitude_instance(p.dtype).id);
   if (tiles.all_rows > 0) e.kernels.push_back(id_of_preprocess(p.dtype, *kernel->tile));
   if (work_tiles > 0) e.kernels.push_back(e.instance);
   if (work_tiles > 0 && tiles.all_rows > 0) e.kernels.push_back(id_of_convert_dq(p.dtype, *kernel->tile));
@@ -308,9 +316,9 @@ void BackwardCall::run(const Problem& p, std::byte* workspace, unsigned long lon
   if (tiles.all_rows == 0)
     cuda::check(cudaMemsetAsync(rows.next, 0, sizeof(*rows.next), stream), "cudaMemsetAsync of the work tile counter");
   if (!cuda::needs_plan(p)) find_dense_extents(p, at<VisibleExtent>(workspace, layout.extents));
-  if (const int64_t of_keys = cuda::magnitude_blocks(p); of_keys > 0)
-    launch("launch of the keys' magnitudes", magnitude_instance(p.dtype).kernel, of_keys, cuda::kRowThreads, 0,
-           MagnitudeParams{cuda::key_magnitude_params(p, at<cuda::KeyMagnitudes>(workspace, layout.magnitudes)),
+  if (magnitude_blocks > 0)
+    launch("launch of the keys' magnitudes", magnitude_instance(p.dtype).kernel, magnitude_blocks, cuda::kRowThreads, 0,
+           MagnitudeParams{cuda::key_magnitude_params(p, key_magnitudes(*this, workspace)),
                            visible_extents(p, *this, workspace)});
   const RowKernels& of_rows = row_kernels_of(p.dtype, *kernel->tile);
   launch("launch of the backward's preprocessing", of_rows.preprocess, tiles.all_rows, cuda::kRowThreads, 0, rows);

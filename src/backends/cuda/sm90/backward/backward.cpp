@@ -137,7 +137,9 @@ struct BackwardCall {
   const BackwardTile* tile_row;
   TileCounts tiles;
   int64_t splits, work_tiles, ctas;
-  bool is_partial;  ///< dk and dv are in fp32
+  int64_t magnitude_blocks;  ///< above 0: dq is a sum of integers
+  bool is_partial;           ///< dk and dv are in fp32
+  bool has_float_rows;       ///< out and dq are in fp32, too
   const BackwardKernel* kernel;
   Layout layout;
 
@@ -147,23 +149,21 @@ struct BackwardCall {
         splits(cuda::count_splits(p, tiles.all_keys)),
         work_tiles(tiles.all_keys * splits),
         ctas(std::min(work_tiles, cuda::most_ctas(p))),
+        magnitude_blocks(cuda::magnitude_blocks(p)),
         is_partial(p.features.partial_out),
+        has_float_rows(p.dq.dtype == DataType::kFloat32),
         kernel(table_of(p.dtype).find(tile, asked_variant(p, has_float_keys()))),
-        layout(tile, tiles, splits, has_key_parts(), cuda::magnitude_blocks(p)) {}
+        layout(tile, tiles, splits, has_key_parts(), magnitude_blocks) {}
 
   /// True if work tiles share a key head's query heads: they leave fp32 parts of dk and dv, which are added up last.
   bool has_key_parts() const { return work_tiles > 0 && splits > 1; }
   /// True if work tiles write fp32: parts, or dk and dv themselves.
   bool has_float_keys() const { return has_key_parts() || (work_tiles > 0 && is_partial); }
-  /// True if out and dq are in fp32, too.
-  static bool has_float_rows(const Problem& p) { return p.dq.dtype == DataType::kFloat32; }
   /// The units of the kernels over rows, and over the parts of dk and dv.
-  Unit unit_of_rows(const Problem& p) const { return has_float_rows(p) ? kPartial : kernel->row->unit; }
+  Unit unit_of_rows() const { return has_float_rows ? kPartial : kernel->row->unit; }
   Unit unit_of_keys() const { return is_partial ? kPartial : kernel->row->unit; }
   /// True if convert_dq runs: a single key tile writes dq itself, in the tensors' type, unless dq is a sum of integers.
-  bool converts(const Problem& p) const {
-    return tiles.keys > 1 || (tiles.keys == 1 && (has_float_rows(p) || cuda::magnitude_blocks(p) > 0));
-  }
+  bool converts() const { return tiles.keys > 1 || (tiles.keys == 1 && (has_float_rows || magnitude_blocks > 0)); }
 
   TileShape tile() const { return {tile_row->rows, kGranuleKeys}; }
   int64_t workspace_bytes() const { return layout.bytes; }
@@ -174,6 +174,11 @@ struct BackwardCall {
 template <typename T>
 T* at(std::byte* workspace, int64_t offset) {
   return reinterpret_cast<T*>(workspace + offset);
+}
+
+/// Magnitudes of the keys in the workspace; null where dq's sums are floats.
+cuda::KeyMagnitudes* key_magnitudes(const BackwardCall& call, std::byte* workspace) {
+  return call.magnitude_blocks > 0 ? at<cuda::KeyMagnitudes>(workspace, call.layout.magnitudes) : nullptr;
 }
 
 Rows rows_of(const TensorView& t) { return {t.data, t.stride[0], t.stride[1], t.stride[2]}; }
@@ -200,11 +205,11 @@ RowParams make_row_params(const Problem& p, const BackwardCall& call, std::byte*
           .dq_sums = {.out = rows_of(p.dq),
                       .sums = at<float>(workspace, layout.sums),
                       .progress = at<uint32_t>(workspace, layout.progress),
-                      .fixed_point = cuda::magnitude_blocks(p) > 0},
+                      .fixed_point = call.magnitude_blocks > 0},
           .plan = cuda::key_plan_bits(p),
           .dense = !cuda::needs_plan(p),
           .next = at<uint32_t>(workspace, layout.next),
-          .scales = cuda::row_scale_params(p, at<cuda::KeyMagnitudes>(workspace, layout.magnitudes)),
+          .scales = cuda::row_scale_params(p, key_magnitudes(call, workspace)),
           .seqlen_q = static_cast<int32_t>(p.seqlen_q),
           .row_tiles = static_cast<uint32_t>(call.tiles.rows),
           .key_blocks = static_cast<uint32_t>(call.tiles.key_blocks),
@@ -258,7 +263,7 @@ FeaturedBackwardParams make_params(const Problem& p, const BackwardCall& call, c
   params.dout = tensor_map(p.seqlen_q > 0 ? p.dout : p.v, of_v, tile.rows, v_box, "dout");
   params.k = tensor_map(p.k, of_qk, tile.keys(), qk_box, "k");
   params.v = tensor_map(p.v, of_v, tile.keys(), v_box, "v");
-  if (!call.has_float_rows(p)) params.dq = tensor_map(p.seqlen_q > 0 ? p.dq : p.k, of_qk, 16, 1, "dq");
+  if (!call.has_float_rows) params.dq = tensor_map(p.seqlen_q > 0 ? p.dq : p.k, of_qk, 16, 1, "dq");
   if (!call.is_partial) {
     params.keys.maps.dk = tensor_map(p.dk, of_qk, 16, qk_box, "dk");
     params.keys.maps.dv = tensor_map(p.dv, of_v, 16, v_box, "dv");
@@ -300,10 +305,10 @@ void BackwardCall::explain(const Problem& p, Explanation& e) const {
   e.instance = kernel->id;
   e.padding_share = padding_share(*tile_row, p.head_dim, p.head_dim_v);
   const auto id = [&](Unit unit, const char* of) { return id_of_rows(p.dtype, *tile_row, unit, of); };
-  if (cuda::magnitude_blocks(p) > 0) e.kernels.push_back(magnitude_instance(p.dtype).id);
-  if (tiles.all_rows > 0) e.kernels.push_back(id(unit_of_rows(p), kPreprocess));
+  if (magnitude_blocks > 0) e.kernels.push_back(magnitude_instance(p.dtype).id);
+  if (tiles.all_rows > 0) e.kernels.push_back(id(unit_of_rows(), kPreprocess));
   if (work_tiles > 0) e.kernels.push_back(e.instance);
-  if (converts(p) && tiles.all_rows > 0) e.kernels.push_back(id(unit_of_rows(p), kConvertDq));
+  if (converts() && tiles.all_rows > 0) e.kernels.push_back(id(unit_of_rows(), kConvertDq));
   if (has_key_parts()) e.kernels.push_back(id(unit_of_keys(), kReduceDkv));
   if (p.dsink.defined()) e.kernels.push_back(sink_instance(p.dtype).id);
 }
@@ -317,14 +322,13 @@ void BackwardCall::run(const Problem& p, std::byte* workspace, unsigned long lon
   // Without rows there is no block to clear the counter.
   if (blocks == 0)
     cuda::check(cudaMemsetAsync(rows.next, 0, sizeof(*rows.next), stream), "cudaMemsetAsync of the work tile counter");
-  if (const int64_t of_keys = cuda::magnitude_blocks(p); of_keys > 0) {
-    cuda::KeyMagnitudeParams keys =
-        cuda::key_magnitude_params(p, at<cuda::KeyMagnitudes>(workspace, layout.magnitudes));
+  if (magnitude_blocks > 0) {
+    cuda::KeyMagnitudeParams keys = cuda::key_magnitude_params(p, key_magnitudes(*this, workspace));
     void* arguments[] = {&keys};
-    chain.launch("launch of the keys' magnitudes", magnitude_instance(p.dtype).kernel, of_keys, kRowThreads, 0,
+    chain.launch("launch of the keys' magnitudes", magnitude_instance(p.dtype).kernel, magnitude_blocks, kRowThreads, 0,
                  arguments);
   }
-  const RowKernels& of_rows = row_kernels_of(p.dtype, *tile_row, unit_of_rows(p));
+  const RowKernels& of_rows = row_kernels_of(p.dtype, *tile_row, unit_of_rows());
   chain.launch("launch of the backward's preprocessing", of_rows.preprocess, blocks, kRowThreads, 0, row_arguments);
   if (work_tiles > 0) {
     const auto& [entry, threads, shared_bytes] = kernel->compiled;
@@ -334,7 +338,7 @@ void BackwardCall::run(const Problem& p, std::byte* workspace, unsigned long lon
     void* arguments[] = {&params};
     chain.launch("launch of the backward kernel", entry, ctas, threads, shared_bytes, arguments);
   }
-  if (converts(p))
+  if (converts())
     chain.launch("launch of the backward's conversion", of_rows.convert_dq, blocks, kRowThreads, 0, row_arguments);
   if (has_key_parts()) {
     KeyParams keys = make_key_params(p, *this, workspace);
