@@ -17,7 +17,7 @@ class FLASHMASK_API Documents {
   static Documents from_lengths(std::span<const int64_t> lengths);
   /// [0, end of document 0, end of document 1, ...], ascending.
   static Documents from_cu_seqlens(std::span<const int64_t> cu_seqlens);
-  /// One id per token; a run of equal ids is a document. An id that comes back later is an error.
+  /// One id per token; a run of equal ids is a document. An id that recurs later is an error.
   static Documents from_ids(std::span<const int64_t> ids);
   /// One position per token; a new document begins wherever pos[i] != pos[i - 1] + 1.
   static Documents from_position_ids(std::span<const int64_t> positions);
@@ -87,18 +87,17 @@ FLASHMASK_API Mask prefix_lm_document(const Documents& documents, std::span<cons
 /// Spans must be ascending and disjoint.
 FLASHMASK_API Mask qk_sparse(int64_t seqlen, std::span<const Span> dropped);
 
-/// Row i sees key j iff they fell into the same bucket and, if `causal`, j <= i + seqlen_k - seqlen_q
-/// (Reformer's hashing, arXiv:2001.04451, in Sparse Causal Flash Attention's form). Fits two intervals
-/// when the rows of every bucket are contiguous, as after the usual sort by bucket; otherwise
-/// kUnrepresentable names the first column that does not.
+/// Row i sees key j iff they fell into the same bucket and, if `causal`, j <= i + seqlen_k - seqlen_q (Reformer's
+/// hashing, arXiv:2001.04451, in Sparse Causal Flash Attention's form). Fits two intervals if the rows of every bucket
+/// are contiguous, as after the usual sort by bucket; otherwise kUnrepresentable names the first column that does not
+/// fit.
 FLASHMASK_API Mask hash_sparse(std::span<const int64_t> query_buckets, std::span<const int64_t> key_buckets,
                                bool causal);
 
 /// j <= i, and key j is gone from row evicted_at[j] on (KV-cache eviction, NACL, ACL 2024).
 FLASHMASK_API Mask eviction(std::span<const int64_t> evicted_at);
 
-/// A seeded `eviction`: from row seqlen / 2 on, each row evicts one more key, drawn among those before it
-/// that are still there.
+/// A seeded `eviction`: from row seqlen / 2 on, each row evicts one more key, drawn among the remaining keys before it.
 FLASHMASK_API Mask random_eviction(int64_t seqlen, uint64_t seed);
 
 /// A packed prefix tree or forest: row i sees key j iff j <= i and j's node is i's node or an ancestor of
@@ -106,9 +105,9 @@ FLASHMASK_API Mask random_eviction(int64_t seqlen, uint64_t seed);
 /// consecutive tokens (empty: one token each). Several trees are several roots. An order that is not
 /// depth-first is an error naming the node.
 ///
-/// window: a row sees only the last so many of these keys, its own included: the keys less than `window` positions
-/// before it. A token's position is the number of tokens before it on the path from its tree's root. -1: all keys. With
-/// a window the mask has these positions, and every path from a root sees what it would as a sequence of its own.
+/// window: a row sees only keys less than `window` positions before it, its own key included. A token's position is the
+/// number of tokens before it on the path from its tree's root. -1: all keys. With a window the mask has these
+/// positions, and every path from a root sees the keys that it would see as a separate sequence.
 FLASHMASK_API Mask prefix_tree(std::span<const int64_t> parents, std::span<const int64_t> lengths = {},
                                int64_t window = -1);
 

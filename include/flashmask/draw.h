@@ -15,9 +15,9 @@ namespace flashmask {
 struct DrawOptions {
   int64_t batch = 0, head = 0;  ///< the mask's entry and head to draw
   TileShape tile{};
-  /// Longest side of the drawing in cells, at most 4096; longer masks are downsampled, each cell showing its
-  /// share of visible elements, which is exact. 0: 64 for text, 256 for SVG. The shorter side has more than a sixteenth
-  /// as many cells, if it has as many elements. A cell does not cross a tile's edge if it can be helped.
+  /// Longest side of the drawing in cells, at most 4096; longer masks are downsampled, each cell showing its share of
+  /// visible elements, which is exact. 0: 64 for text, 256 for SVG. The shorter side has more than a sixteenth as many
+  /// cells, if it has as many elements. A cell avoids crossing a tile's edge.
   int64_t max_cells = 0;
 };
 

@@ -9,8 +9,8 @@
 
 namespace flashmask {
 
-/// Sums over all batch entries and heads of the mask, all of them exact. Tiles are classed as by classify_tiles:
-/// over positions, as they are executed.
+/// Exact sums over all batch entries and heads of the mask. Tiles are classified by classify_tiles: with positions, as
+/// they are executed.
 struct MaskStatistics {
   int64_t elements = 0;
   int64_t visible = 0;
@@ -24,8 +24,8 @@ struct MaskStatistics {
   double live_share() const { return tiles ? static_cast<double>(live_tiles()) / static_cast<double>(tiles) : 0; }
 };
 
-/// In time linear in the lengths and the number of tiles, for each batch entry and head of the mask. Over positions it
-/// also looks at every element of the granules (64 rows by one key) that the band divides.
+/// Computes statistics in time linear in the lengths and the number of tiles, for each batch entry and head of the
+/// mask. With positions it also looks at every element of the granules (64 rows by one key) that the band divides.
 FLASHMASK_API MaskStatistics statistics(const Mask& mask, TileShape tile = {});
 
 /// FLOPs of attention over `share` of the score matrix, the paper's convention (section 5.4): two products

@@ -20,9 +20,9 @@ inline constexpr int64_t kBlockMaskSize = 128;
 /// Longest sequence a mask can describe; row indices are int32.
 inline constexpr int64_t kMaxSeqlen = INT32_MAX;
 
-/// A diagonal band shared by all columns: row i sees key j only if lo <= j - (i + q_offset) <= hi.
-/// An absent edge is unbounded, and so is one that no element can be beyond: any int64 may be given, INT64_MAX and the
-/// like mean an infinite window.
+/// A diagonal band shared by all columns: row i sees key j only if lo <= j - (i + q_offset) <= hi. An absent edge is
+/// unbounded, and so is an edge that no element can be beyond. Any int64 is accepted; INT64_MAX and the like mean an
+/// infinite window.
 struct FLASHMASK_API Band {
   std::optional<int64_t> lo;
   std::optional<int64_t> hi;
@@ -39,8 +39,8 @@ struct FLASHMASK_API Band {
   bool operator==(const Band&) const = default;
 };
 
-/// Parts of a Mask. Row intervals are those of the FlashMask paper (section 4.1): column j is
-/// hidden from rows [LTS[j], LTE[j]) and [UTS[j], UTE[j]).
+/// Parts of a Mask. Row intervals follow the FlashMask paper (section 4.1): column j is hidden from rows [LTS[j],
+/// LTE[j]) and [UTS[j], UTE[j]).
 struct MaskParts {
   int64_t seqlen_q = 0;
   int64_t seqlen_k = 0;
@@ -64,10 +64,10 @@ struct MaskParts {
   /// Batch count of the positions below; 1 is broadcast.
   int64_t position_batch = 1;
   /// Both empty, or [position_batch, seqlen_q] and [position_batch, seqlen_k]: the positions of rows and keys that the
-  /// band compares, in place of i + q_offset and j: row i sees key j only if lo <= k_pos[j] - q_pos[i] <= hi. Any
-  /// numbers in any order; the row intervals and the block mask go on counting rows and keys. An edge of the band 2^31
-  /// - 1 or more away is unbounded; lo must not be above that, nor hi below its negative. Without a band they have no
-  /// effect.
+  /// band compares instead of i + q_offset and j: row i sees key j only if lo <= k_pos[j] - q_pos[i] <= hi. Any numbers
+  /// in any order; row intervals and block mask still count rows and keys. A lo of -(2^31 - 1) or less, or a hi of 2^31
+  /// - 1 or more, is unbounded; lo must not be above 2^31 - 1, nor hi below its negative. Positions have no effect
+  /// without a band.
   std::vector<int32_t> q_pos{}, k_pos{};
 };
 
@@ -86,18 +86,18 @@ struct MaskView {
   const int32_t* lte = nullptr;
   const int32_t* uts = nullptr;
   const int32_t* ute = nullptr;
-  /// Elements between neighbouring columns of a vector: 1, or the number of vectors where they are
-  /// interleaved as in FlashMask's [batch, heads, seqlen_k, n].
+  /// Elements between neighbouring columns of a vector: 1, or the number of vectors if they are interleaved as in
+  /// FlashMask's [batch, heads, seqlen_k, n].
   int64_t bounds_stride = 1;
   int64_t block_batch = 1;
   int64_t block_heads = 1;
   const uint8_t* block_mask = nullptr;
-  /// Hash of the contents, wherever they lie (bounds_stride does not matter); a Plan carries the hash of its mask. 0 if
-  /// not computed: the host does not read contents on a device, and the C interface hashes others only for a plan.
+  /// Hash of the contents, independent of bounds_stride; a Plan carries the hash of the mask it was made for. 0 if not
+  /// computed: the host does not read contents on a device, and the C interface hashes others only for a plan.
   uint64_t content_hash = 0;
   Device device{};
-  /// True if the band compares positions, [q_pos_batch, seqlen_q] and [k_pos_batch, seqlen_k]: the diagonals above are
-  /// then its edges themselves. Never in a mask without elements.
+  /// True if the band compares positions, [q_pos_batch, seqlen_q] and [k_pos_batch, seqlen_k]; the diagonals above are
+  /// then the band's edges. Never true in a mask without elements.
   bool has_positions = false;
   int64_t q_pos_batch = 1;
   int64_t k_pos_batch = 1;
@@ -129,8 +129,8 @@ FLASHMASK_API Mask from_startend_row_indices(const TensorView& indices, bool cau
 ///
 /// A mask whose vectors, block mask or positions are on a CUDA device (from_startend_row_indices, with_block_mask,
 /// with_positions) borrows the caller's memory, which has to stay as long as any call uses the mask, and never reads it
-/// on the host. Whatever has to read it there (the spans, visible, validate, to_dense, statistics, drawing,
-/// conversions, composition) throws kInvalidArgument naming the device.
+/// on the host. Functions that would have to (the spans, visible, validate, to_dense, statistics, drawing, conversions,
+/// composition) throw kInvalidArgument naming the device.
 class FLASHMASK_API Mask {
  public:
   /// Throws Error if sizes are negative, too large or disagree with the vectors.
@@ -138,14 +138,14 @@ class FLASHMASK_API Mask {
 
   int64_t seqlen_q() const;
   int64_t seqlen_k() const;
-  /// Mask batch and mask heads: each 1 or the number that the call must have.
+  /// Batch and heads of the mask: each 1 or the call's number.
   int64_t batch() const;
   int64_t heads() const;
-  /// Edges that no element can be beyond are absent.
+  /// The band, without edges that no element can be beyond.
   const Band& band() const;
   /// 0 in a mask with positions, which has none.
   int64_t q_offset() const;
-  /// 0, 1 or 2: how many row intervals per column are stored.
+  /// Number of row intervals stored per column: 0, 1 or 2.
   int num_intervals() const;
   bool has_block_mask() const;
   bool has_positions() const;
@@ -175,19 +175,19 @@ class FLASHMASK_API Mask {
   /// This mask with the block mask `keep` ([batch, heads, ceil(seqlen_q/128), ceil(seqlen_k/128)]); an empty vector
   /// removes it.
   Mask with_block_mask(std::vector<uint8_t> keep, int64_t batch = 1, int64_t heads = 1) const;
-  /// `keep` [batch, heads, ceil(seqlen_q/128), ceil(seqlen_k/128)]: copied from host memory (bool, uint8 or
-  /// int32, any strides), or borrowed on a CUDA device (bool or uint8, contiguous), which must then be the one
-  /// that the vectors are on, if there are any.
+  /// `keep` [batch, heads, ceil(seqlen_q/128), ceil(seqlen_k/128)]: copied from host memory (bool, uint8 or int32, any
+  /// strides), or borrowed on a CUDA device (bool or uint8, contiguous), which must be the vectors' device, if there
+  /// are any.
   template <std::same_as<TensorView> Tensor>  // not viable for {}, which is an empty vector
   Mask with_block_mask(const Tensor& keep) const {
     return with_block_tensor(keep);
   }
 
-  /// This mask with these positions of rows and keys in place of q_offset or of its own; see MaskParts. Two empty
-  /// vectors remove them, and the band is then that of the default q_offset.
+  /// This mask with these positions of rows and keys instead of q_offset or its own positions; see MaskParts. Two empty
+  /// vectors remove the positions, and the band then uses the default q_offset.
   Mask with_positions(std::vector<int32_t> q_pos, std::vector<int32_t> k_pos, int64_t batch = 1) const;
   /// int32 [batch or 1, seqlen_q] and [batch or 1, seqlen_k]: copied from host memory (any strides), or borrowed on a
-  /// CUDA device (contiguous), which then must be the one that the mask's other contents are on, if it has any.
+  /// CUDA device (contiguous), which must be the device of the mask's other contents, if it has any.
   template <std::same_as<TensorView> Tensor>
   Mask with_positions(const Tensor& q_pos, const Tensor& k_pos) const {
     return with_position_tensors(q_pos, k_pos);
@@ -227,15 +227,15 @@ struct StartEndRowIndices {
 FLASHMASK_API Mask from_startend_row_indices(const TensorView& indices, bool causal, int64_t seqlen_q,
                                              std::optional<int64_t> q_offset = std::nullopt);
 
-/// Writes `mask` in the smallest of the four vector forms that expresses it exactly. Throws kUnrepresentable,
-/// naming the first column that fits none; the block mask is a separate argument of FlashMask's call, so
-/// a mask that has one is refused too. A band over positions becomes intervals, where it fits.
+/// Writes `mask` in the smallest of the four vector forms that expresses it exactly. Throws kUnrepresentable, naming
+/// the first column that fits none. A mask with a block mask is refused too, because FlashMask's call takes that as a
+/// separate argument. A band over positions becomes intervals if it fits.
 FLASHMASK_API StartEndRowIndices to_startend_row_indices(const Mask& mask);
 
-/// The mask of a dense matrix `visible` (bool or uint8, [seqlen_q, seqlen_k] or [batch, heads, seqlen_q,
-/// seqlen_k], nonzero = visible, any strides). Bands are tried in the order none, causal, left edge,
-/// both, each the tightest that holds; the fewest intervals per column win, ties in that order. Throws
-/// kUnrepresentable naming the first (batch, head, column) that does not fit and what it would need.
+/// The mask of a dense matrix `visible` (bool or uint8, [seqlen_q, seqlen_k] or [batch, heads, seqlen_q, seqlen_k],
+/// nonzero = visible, any strides). Bands are tried in the order none, causal, left edge, both, each as tight as the
+/// matrix allows; the fewest intervals per column win, ties in that order. Throws kUnrepresentable naming the first
+/// (batch, head, column) that does not fit and the intervals it would need.
 FLASHMASK_API Mask from_dense(const TensorView& visible);
 
 /// One byte per element, 1 = visible: [mask.batch(), mask.heads(), seqlen_q, seqlen_k].
@@ -265,8 +265,8 @@ struct RowSegment {
 /// The rows of `rows` and the keys of `keys`, each one segment after another: the mask of a process that holds these
 /// rows of a longer sequence. Always exact. Rows ascend and do not overlap; keys come in any order.
 ///
-/// A bound becomes the number of gathered rows before it. A band stays one where rows and keys are one run each. Over
-/// several it becomes row intervals, if the columns have room for them; otherwise a band over positions, those of the
+/// A bound becomes the number of gathered rows before it. A band stays a band if rows and keys are one run each. Over
+/// several runs it becomes row intervals, if the columns have room for them; otherwise a band over the positions of
 /// rows and keys in `mask`. With a block mask segments begin at multiples of 128, and all but the last row and key
 /// segments end there, or kUnsupported.
 FLASHMASK_API Mask gather(const Mask& mask, std::span<const RowSegment> rows, std::span<const RowSegment> keys);

@@ -18,8 +18,8 @@ namespace flashmask {
 inline constexpr int64_t kGranuleRows = 64;
 inline constexpr int64_t kGranuleKeys = 128;
 
-/// A plan of more bytes is refused: about that of one mask of 128 Mi rows and keys, more than any machine that could
-/// compute its attention has room for. Larger lengths are mistakes, better named than answered with a lack of memory.
+/// Limit of a plan's size: about the plan of one mask of 128 Mi rows and keys. Larger lengths are mistakes, better
+/// named than answered with a lack of memory.
 inline constexpr int64_t kMaxPlanBytes = int64_t{1} << 40;
 
 /// Layout of a plan's buffer; follows from shapes alone, so that the buffer can be allocated before the mask's
@@ -58,8 +58,8 @@ class FLASHMASK_API PlanView {
   PlanView() = default;
   /// Reads a buffer that build_plan filled; throws if it does not hold a plan or is shorter than one.
   explicit PlanView(std::span<const std::byte> buffer);
-  /// A plan in device memory, which is not read here: the layout is the caller's word. Only layout(), device() and
-  /// data() may be used; mask_hash() is 0. Throws if the buffer is shorter than the layout or misaligned.
+  /// A plan in device memory, which is not read here: the layout is trusted. Only layout(), device() and data() may be
+  /// used; mask_hash() is 0. Throws if the buffer is shorter than the layout or misaligned.
   static PlanView on_device(const PlanLayout& layout, std::span<const std::byte> buffer, Device device);
 
   bool defined() const { return base_ != nullptr; }
@@ -89,7 +89,7 @@ class FLASHMASK_API PlanView {
   std::span<const int32_t> row_tile_counts(int64_t m, int64_t granules_per_tile) const;
   std::span<const int32_t> row_tile_order(int64_t m, int64_t granules_per_tile) const;
 
-  /// How far the visible elements of batch entry `b` of the mask reach.
+  /// The extent of the visible elements of batch entry `b` of the mask.
   VisibleExtent extent(int64_t b) const { return reinterpret_cast<const VisibleExtent*>(base_ + layout_.extents())[b]; }
 
   TileClass granule(int64_t m, int64_t r, int64_t c) const {
@@ -137,16 +137,15 @@ void for_each_live(std::span<const uint64_t> live, std::span<const uint64_t> ful
 /// Fills `buffer` (at least PlanLayout::bytes, 8-byte aligned) with the plan of a mask in host memory.
 FLASHMASK_API void build_plan(const MaskView& mask, std::span<std::byte> buffer);
 
-/// Builds a plan on a device that holds the mask's contents (if it has any) and `buffer`: on a CUDA device the work
-/// is put on `stream` (a cudaStream_t), nothing is allocated and nothing waits. The plan says what the contents were
-/// when the work ran: build it anew when they change. On the CPU `stream` must be null. Throws kNoDevice if the device
-/// is not there or the library was built without CUDA.
+/// Builds a plan on a device that holds the mask's contents (if it has any) and `buffer`: on a CUDA device the work is
+/// put on `stream` (a cudaStream_t), nothing is allocated and nothing waits. The plan reflects the contents at the time
+/// the work ran: rebuild it when they change. On the CPU `stream` must be null. Throws kNoDevice if the device is not
+/// there or the library was built without CUDA.
 FLASHMASK_API void build_plan(const MaskView& mask, std::span<std::byte> buffer, Device device, void* stream = nullptr);
 
-/// Throws kInvalidArgument if `plan` is not the plan of `mask` as its contents are now; a debugging aid, as calls
-/// cannot check the contents of a mask on a device without waiting for it. `scratch`: on a CUDA device
-/// PlanLayout::bytes of its memory, 8-byte aligned, to make the plan anew in, and the function waits for `stream`;
-/// unused on the CPU.
+/// Throws kInvalidArgument if `plan` is not the plan of `mask`'s present contents; a debugging aid, as calls cannot
+/// check the contents of a mask on a device without waiting for it. `scratch`: on a CUDA device PlanLayout::bytes of
+/// its memory, 8-byte aligned, to rebuild the plan in, and the function waits for `stream`; unused on the CPU.
 FLASHMASK_API void validate_plan(const MaskView& mask, const PlanView& plan, std::span<std::byte> scratch = {},
                                  void* stream = nullptr);
 inline void validate_plan(const Mask& mask, const PlanView& plan, std::span<std::byte> scratch = {},

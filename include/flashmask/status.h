@@ -12,7 +12,7 @@ namespace flashmask {
 /// Kind of failure that an Error reports. The values are those of `fm_status` in c_api.h.
 enum class ErrorCode : int32_t {
   kInvalidArgument = 1,  ///< an argument is wrong in itself or contradicts another
-  kUnsupported = 2,      ///< legal, but not something the chosen (or any) backend does
+  kUnsupported = 2,      ///< legal, but not supported by the chosen (or any) backend
   kUnrepresentable = 3,  ///< a mask that does not fit two row intervals per key column
   kNoDevice = 4,         ///< the device or backend asked for is not present
   kOutOfMemory = 5,      ///< an allocation failed

@@ -42,7 +42,7 @@ struct TensorView {
   Device device{};
 
   bool defined() const { return dtype != DataType::kNone; }
-  /// INT64_MAX if there are more; 0 if a size is 0 or less.
+  /// The number of elements, at most INT64_MAX; 0 if a size is 0 or less.
   int64_t num_elements() const {
     int64_t n = 1;
     for (int d = 0; d < rank; ++d) {

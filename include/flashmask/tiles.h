@@ -30,12 +30,12 @@ struct TileGrid {
   }
 };
 
-/// Exact classes of every tile, in time linear in the lengths and the number of tiles. Under a block mask the tiles are
-/// put together from parts of gcd(side, 128), so a side should share a large factor with 128 there.
+/// Computes the exact class of every tile, in time linear in the lengths and the number of tiles. Under a block mask
+/// tiles are composed of parts of gcd(side, 128), so a side should share a large factor with 128.
 ///
 /// A band over positions is judged by the least and the greatest position of the rows and of the keys of parts of
-/// gcd(rows, 64) x gcd(keys, 128), the plan's where the sides are multiples of these: then a tile is classified as it
-/// is executed. A tile without a visible element, and one without a hidden one, may be kPartial there.
+/// gcd(rows, 64) x gcd(keys, 128), which are the plan's if the sides are multiples of these: then a tile is classified
+/// as it is executed. A tile without a visible element, or without a hidden one, may be kPartial then.
 FLASHMASK_API TileGrid classify_tiles(const Mask& mask, int64_t batch, int64_t head, TileShape shape = {});
 
 }  // namespace flashmask

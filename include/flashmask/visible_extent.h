@@ -5,8 +5,8 @@
 
 namespace flashmask {
 
-/// How far the visible elements of a batch entry reach, over all its heads: `rows` is one past the last row that sees a
-/// key, `keys` one past the last key that a row sees; 0 if there is none.
+/// Extent of a batch entry's visible elements, over all heads: `rows` is one past the last row that sees a key, `keys`
+/// one past the last key that a row sees; 0 if nothing is visible.
 struct VisibleExtent {
   int32_t rows = 0, keys = 0;
 
