@@ -2,22 +2,21 @@
 """Builders of masks: the families of the C++ library, from tensors on any device.
 
 i is a query row, j a key. Every builder is one call of an operator, which builds where its tensors are:
-it waits for no device and can be traced by torch.compile (from_dense, intersect and concatenate excepted, which read
-what they are given). Lists and
-tensors of integers are taken alike; lists go to `device`, torch's default device if it is not given. Where an argument
-is [..., n], leading dimensions are the mask's batch and heads.
+it waits for no device and can be traced by torch.compile (except from_dense, intersect and concatenate, which read
+their arguments). Integers may be lists or tensors; lists go to `device`, by default torch's default device. If an
+argument is [..., n], its leading dimensions are the mask's batch and heads.
 
-Values in host memory are checked, and a wrong one is a ValueError: so are documents that go beyond `seqlen`. Values on
-a device are not read; the masks of wrong ones are wrong, but harmless. The exceptions are hash_sparse, prefix_tree and
-block_diffusion's order "concatenated", whose check stays in the device's work (torch's asynchronous assertion).
+Values in host memory are checked; a wrong one, or a document beyond `seqlen`, is a ValueError. Values on a device are
+not read; wrong values make a wrong but harmless mask. The exceptions are hash_sparse, prefix_tree and block_diffusion's
+order "concatenated", whose check stays in the device's work (torch's asynchronous assertion).
 
 Documents are packed one after the other, and given as exactly one of
     cu_seqlens    [..., documents + 1]  0, then the end of each document
     seqlens       [..., documents]      their lengths; 0 is legal
     doc_ids       [..., seqlen]         an id per token; a run of equal ids is a document, and an id must not come back
     position_ids  [..., seqlen]         a position per token; a document begins wherever it is not the one before plus 1
-With cu_seqlens and seqlens, `seqlen` is the length of the mask. It can be left out where the lengths are in host
-memory, and is then their sum. If it is more, the tokens past the last document see nothing and are not seen.
+With cu_seqlens and seqlens, `seqlen` is the length of the mask. It may be left out if the lengths are in host memory,
+and is then their sum. If it is more, the tokens past the last document see nothing and are not seen.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ sliding_window = _builders.sliding_window
 
 
 def random_eviction(seqlen: int, seed: int = 0, *, device: Device | None = None) -> Mask:
-    """A seeded `eviction`: from row seqlen // 2 on, each row evicts one more of the keys before it that are left.
+    """A seeded `eviction`: from row seqlen // 2 on, each row evicts one more of the remaining keys before it.
 
     The same seed draws the same keys on every device. They are not those of the C++ library's generator.
     """

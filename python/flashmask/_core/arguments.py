@@ -2,8 +2,8 @@
 """Readers of arguments that are single values, whatever library the arrays of the call are of, and what all frontends
 say of arguments that are arrays.
 
-A reader takes an argument's name and what was given, and returns it in the one form that the rest works with, or raises
-a TypeError or ValueError that names the argument, what was got and what is accepted.
+A reader takes an argument's name and value, and returns the value in the one form that the rest works with, or raises a
+TypeError or ValueError that names the argument, what was got and what is accepted.
 """
 
 import operator

@@ -3,7 +3,7 @@
 
 
 class UnsupportedError(NotImplementedError):
-    """The request is legal, but not something that any (or the chosen) backend does. The message says what is."""
+    """The request is legal, but the chosen backend, or every one, lacks it. The message says what is supported."""
 
     __module__ = "flashmask.errors"
 

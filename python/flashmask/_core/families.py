@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mask families in Python, once for all frontends: what each is given, and the form of its mask.
+"""The mask families in Python, once for all frontends: their arguments, and the forms of their masks.
 
-The C library checks what is given and builds (fm_mask_build), and says which form a family's masks have
-(fm_mask_families_json). Here arguments get the names it knows them by, and lengths are found that a trace has to know.
+The C library checks arguments and builds masks (fm_mask_build), and describes the form of a family's masks
+(fm_mask_families_json). This module names the arguments as the library does, and computes the lengths that a trace has
+to know.
 """
 
 from __future__ import annotations
@@ -298,7 +299,7 @@ class Builders(Generic[AnyMask, AnyArray]):
         """DPO and reward models: j <= i, same group, and j in the question or in i's own answer.
 
         groups: [(question, [answer, ...]), ...] in tokens. Or, as arrays, seqlens [..., segments], the lengths of all
-        questions and answers in their order, and is_question bool [..., segments], which is True where a group begins.
+        questions and answers in their order, and is_question bool [..., segments], True where a group begins.
         """
         if groups is not None:
             if seqlens is not None or is_question is not None:
@@ -388,8 +389,8 @@ class Builders(Generic[AnyMask, AnyArray]):
         conversation that branches at some turn is a tree whose nodes are turns, a prompt with several answers a root
         with leaves. To fill up rows of a batch, add roots of length 0.
 
-        window: an int of at least 1; of these keys a row sees the last so many, its own included, counted along its
-        path from the root, as in the sliding-window layers of a model. The mask then has positions. -1: all keys.
+        window: an int of at least 1: a row sees only its last `window` keys, its own included, counted along its path
+        from the root, as in a model's sliding-window layers. The mask then has positions. -1: all keys.
         seqlen: as for documents. An order that is not depth-first is a ValueError naming the node; on a device, an
         asynchronous assertion.
         """
@@ -476,9 +477,9 @@ class Builders(Generic[AnyMask, AnyArray]):
         """Frames of a video, chunks of a stream: a token sees its whole block and the earlier ones, `window` in all.
 
         Same document, block(j) <= block(i), and block(i) - block(j) < window. blocks: an int, the length of every
-        block, counted from where the document begins; or their lengths [..., blocks], tokens past the last being
-        hidden. Where a block goes on from one document to the next, each has its part. window: an int of at least 1, or
-        -1 for all blocks before. Without documents the sequence is one: seqlen tokens, by default the sum of blocks.
+        block, counted from the document's beginning; or their lengths [..., blocks], tokens past the last being hidden.
+        A block that crosses a document's end is cut there. window: an int of at least 1, or -1 for all blocks before.
+        Without documents the sequence is one: seqlen tokens, by default the sum of blocks.
         """
         given = self._given(device, window=_count("window", window))
         given.blocks(blocks, (cu_seqlens, seqlens, doc_ids, position_ids), seqlen)
@@ -502,7 +503,7 @@ class Builders(Generic[AnyMask, AnyArray]):
         used again in another document. window: an int of at least 1, or -1 for all keys before; it does not cut blocks.
         Without documents the sequence is one.
 
-        The tokens of a block must be contiguous: a key of a block in parts is hidden from the rows between each two of
+        The tokens of a block must be contiguous: in a block of several parts a key is hidden from the rows between
         them. from_dense takes such a mask if it fits two intervals; one block around all of the parts always does.
         """
         given = self._given(device, window=_count("window", window))
@@ -528,14 +529,14 @@ class Builders(Generic[AnyMask, AnyArray]):
         BD3-LM (arXiv:2503.09573, appendix B.6): same document, and j clean in an earlier block than i's, or i and j of
         the same copy of one block. blocks and documents: of one copy, as for block_causal.
 
-        Returns (mask, order): order int64 [..., 2 * seqlen] says which token of [x_t | x_0], the noisy copy and then
-        the clean one, stands at each place of the masked sequence. Gather the embeddings by it; positions are order %
-        seqlen, and what is noisy has order < seqlen.
+        Returns (mask, order): order int64 [..., 2 * seqlen] has the token of [x_t | x_0], the noisy copy and then the
+        clean one, at each place of the masked sequence. Gather the embeddings by it; positions are order % seqlen, and
+        noisy tokens have order < seqlen.
 
-        order: "interleaved", each block's noisy copy and then its clean one, which fits whatever the packing. Or
-        "concatenated", which leaves [x_t | x_0] as it is: a clean key is then seen by a run of rows in each half, and a
-        document of several blocks that another one (or hidden tokens) follows is an UnrepresentableMaskError; on a
-        device, an asynchronous assertion.
+        order: "interleaved", each block's noisy copy and then its clean one, which fits every packing. Or
+        "concatenated", which keeps [x_t | x_0]: a clean key is then seen by a run of rows in each half, and a document
+        of several blocks that another one (or hidden tokens) follows is an UnrepresentableMaskError; on a device, an
+        asynchronous assertion.
         """
         concatenated = arguments.choice("order", order, ("interleaved", "concatenated")) == "concatenated"
         given = self._given(device, concatenated=int(concatenated))
@@ -586,10 +587,9 @@ class Builders(Generic[AnyMask, AnyArray]):
         which has no rows (arXiv:2602.06036, section 4.2). j in the context: j < anchor of i's block, in the anchor's
         document; otherwise: j in i's own block. seqlen alone is one document of all.
 
-        anchors: [..., blocks], ascending, as only then do the blocks that see a key follow each other and the mask fits
+        anchors: [..., blocks], ascending, because only then are the blocks that see a key neighbours, and the mask fits
         two intervals. seqlen is the place after the context; it belongs to the document of the last token. Negative
-        ones, after all others, are blocks that are not there, to fill up rows of a batch: they see nothing and are not
-        seen.
+        anchors, after all others, are absent blocks that fill up rows of a batch: they see nothing and are not seen.
         """
         block = arguments.integer("block", block, 1)
         given = self._given(device, block=block)
@@ -603,12 +603,12 @@ class Builders(Generic[AnyMask, AnyArray]):
         """Every dilation-th key before the row, `window` in all, its own included (Longformer, arXiv:2004.05150).
 
         Row i sees key j if j <= i, and i - j is a multiple of `dilation` and less than window * dilation. In the order
-        of the text a key would be hidden from the rows between each two that see it, which two intervals cannot say. So
-        the mask is that of the tokens ordered by their remainder by `dilation`, and then by place. window: an int of at
-        least 1, or -1 for all keys before. dilation: an int of at least 1.
+        of the text a key would be hidden from the rows between each two that see it, which two intervals cannot
+        express. So the mask is for tokens ordered by their remainder by `dilation`, and then by place. window: an int
+        of at least 1, or -1 for all keys before. dilation: an int of at least 1.
 
-        Returns (mask, order): order int64 [seqlen] says which token stands at each place of the masked sequence. Gather
-        the embeddings by it; positions are `order`, too.
+        Returns (mask, order): order int64 [seqlen] has the token at each place of the masked sequence. Gather the
+        embeddings by it; positions are also `order`.
         """
         given = self._given(device, window=_count("window", window), dilation=_count("dilation", dilation))
         mask, places = given.build("dilated_window", keys=given.length("seqlen", seqlen))

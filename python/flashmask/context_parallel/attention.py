@@ -37,25 +37,25 @@ def attention(
 ) -> Any:
     """Masked attention of this rank's rows over all keys that they see: out, differentiable in q, k and v.
 
-    All ranks of the group call it, and later its backward. What has to travel does so through torch.distributed, and
-    gradients of keys and values that travelled are added up in float32, in a fixed order.
+    All ranks of the group call it, and later its backward. Tensors travel through torch.distributed, and gradients of
+    keys and values that travelled are summed in float32, in a fixed order.
 
     Args:
         q: [batch, rows, heads_q, head_dim]; k, v: [batch, rows, heads_kv, head_dim or head_dim_v]: this rank's rows, as
-            placement.shard(x, rank) has them.
+            placement.shard(x, rank) returns them.
         local: the LocalMask of this rank, placement.mask(rank), on the tensors' device.
         group: the process group, its ranks in the placement's order; None: the default one.
         way: "gather": the keys and values that the rank's rows see travel to it, and one call runs when they have
             arrived; "overlap": they travel in pieces while tiles of the keys at hand run, and partial results are
             merged in float32; "all_to_all": q, k and v change from rows to heads, and out back (for numbers of heads
-            that the ranks can share). "auto": what the cost model takes for the fastest, see Placement.explain.
+            that the ranks can share). "auto": the cost model's choice, see Placement.explain.
         softmax_scale, deterministic, backend, max_ctas: as in flashmask_attention. With max_ctas multiprocessors are
             left to communication.
         return_lse: also return lse, [batch, heads_q, rows].
-        check: compare the mask, the placement, shapes and options of all ranks first. None: only where
-            torch.distributed's debug level is not OFF (TORCH_DISTRIBUTED_DEBUG).
-        features: those of flashmask_attention (sink, softcap, dropout) are not implemented; any but their defaults is
-            refused.
+        check: compare the mask, the placement, shapes and options of all ranks first. None: only if torch.distributed's
+            debug level is not OFF (TORCH_DISTRIBUTED_DEBUG).
+        features: those of flashmask_attention (sink, softcap, dropout) are not implemented; anything but their defaults
+            is refused.
 
     Raises:
         TypeError, ValueError: an argument is wrong, or, with check, ranks disagree; the message names them.

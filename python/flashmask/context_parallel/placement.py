@@ -35,13 +35,13 @@ def place(
 ) -> Placement:
     """Hands out the rows of a sequence to `world_size` ranks: a Placement.
 
-    mask: a Mask with as many keys as rows, or a list of them, those of the layers of a model that differ; one placement
-        serves all, and each is balanced by itself. Masks on a GPU are copied to host memory, which waits for them.
+    mask: a Mask with as many keys as rows, or a list of the masks of a model's different layers; one placement serves
+        all, and each is balanced by itself. Masks on a GPU are copied to host memory, which waits for them.
     scheme: "contiguous" gives each rank one run of rows; "zigzag" two, one from the beginning and one from the end, in
-        equal parts of a causal mask; "balanced" looks at the masks: as many rows for each rank, the largest load (live
-        tiles) within 2 % of the mean, and few keys that have to travel. It keeps documents together where it can.
-    heads: (heads_q, heads_kv), or a number for both; head_dim: the size of a head. What the placement says of bytes and
-        times needs both, the placement itself neither.
+        equal parts of a causal mask; "balanced" looks at the masks: equally many rows for each rank, the largest load
+        (live tiles) within 2 % of the mean, and few keys that have to travel. It keeps documents together if it can.
+    heads: (heads_q, heads_kv), or a number for both; head_dim: the size of a head. Bytes and times need both, the
+        placement itself neither.
 
     The same arguments give the same placement on every rank, without communication. Raises TypeError or ValueError
     naming the argument.
@@ -117,7 +117,7 @@ class Placement:
     def index(self, rank: int, device: Device | None = None) -> torch.Tensor:
         """int64 [rows(rank)]: the row of the sequence that each local row is.
 
-        The position ids of rotary embeddings where a token's position is its place in the sequence.
+        These are the position ids of rotary embeddings, if a token's position is its place in the sequence.
         """
         parts = [torch.arange(begin, end, device=device) for begin, end in self.segments(rank)]
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64, device=device)
@@ -141,7 +141,7 @@ class Placement:
         """The whole sequence on every rank, from each rank's rows in dimension `dim` of x.
 
         group: the process group, of world_size ranks that hold the rows of rank 0, 1, ... in its order; None: the
-        default one. All ranks call it. Differentiable: the gradient is that of the sum of what all ranks make of it.
+        default one. All ranks call it. Differentiable: the gradient is of the sum of all ranks' uses of it.
         """
         dim = _dimension(x, dim)
         size, rank = dist.get_world_size(group), dist.get_rank(group)
@@ -185,8 +185,7 @@ class Placement:
     def received_rows(self, index: int = 0) -> list[int]:
         """Number of other ranks' keys that each rank's rows see under mask `index`, summed over the mask's batch.
 
-        The least that any exchange of keys and values needs. An upper bound of it under a block mask or a band over
-        positions.
+        No exchange of keys and values needs fewer. Under a block mask or a band over positions it is an upper bound.
         """
         return list(self._received[self._index(index)])
 

@@ -31,22 +31,22 @@ class PackedCollator:
 
     attention_mask   1, and 0 for padding at either end, which is left out
     seq_lengths      lengths of the documents that the example holds, as TRL's packing leaves them; the default is one
-    labels           what each token is as a label, -100 if it is not trained on; the default is input_ids
+    labels           each token's label, -100 if it is not trained on; the default is input_ids
     completion_mask  1, and 0 for tokens that are not trained on, whatever their labels; assistant_masks: the same
 
-    None is as if it were not there.
+    None counts as absent.
 
     The first token of a document is never trained on, as nothing predicts it, so the model's own loss (the mean over
-    labels) is that of the padded batch. ValueError for any other key with numbers for each token, as nothing here would
-    heed it; TypeError or ValueError if a value is none of these.
+    labels) equals the padded batch's. Raises ValueError for any other key with numbers for each token, which would be
+    ignored, and TypeError or ValueError if a value is none of these.
 
-    length: what the sequence is filled up to, so that all batches have one shape; None: as long as the examples. Tokens
-    that fill it are `pad_token_id`, documents of their own and not trained on. ValueError if the examples are longer.
+    length: the length to fill the sequence up to, so that all batches have one shape; None: as long as the examples.
+    Filling tokens are `pad_token_id`, documents of their own and not trained on. ValueError if the examples are longer.
 
     Tensors are int64 [1, tokens], but cu_seq_lens_q and _k int32 [documents + 1], 0 and the documents' ends; with
     `length` they are [length + 1], the last end repeated. From them the attention of transformers.py keeps documents
-    apart in every model, beside the model's own windows. (Positions that begin anew tell many models, but not all, and
-    none that makes a cache, so use_cache is False.)
+    apart in every model, in addition to the model's windows. (Positions that restart suffice for many models, but not
+    all, and for none that makes a cache, so use_cache is False.)
     """
 
     def __init__(self, length: int | None = None, pad_token_id: int = 0) -> None:
@@ -198,9 +198,9 @@ class SharedPrefixCollator:
     """The batch of `collator` with its sequences as a prefix tree beside it, as `shared_prefixes`: see prefix_tree().
 
     collator: of any trainer, as TRL's DataCollatorForPreference; its batch has input_ids [sequences, tokens] and, if
-    they are padded, attention_mask. With transformers.share_prefixes(model) the model's layers run on the tree, and
-    everything behind them, so the loss and what a trainer reports, on the batch as it is. ValueError if the batch has
-    anything else for the layers, as position_ids or token_type_ids, which a tree has no place for.
+    they are padded, attention_mask. With transformers.share_prefixes(model) the model's layers run on the tree; heads,
+    loss and a trainer's metrics use the unchanged batch. Raises ValueError if the batch has other inputs for the
+    layers, such as position_ids or token_type_ids, which a tree has no place for.
     """
 
     def __init__(self, collator: Callable[[Any], Any], length: int | None = None) -> None:
@@ -231,12 +231,13 @@ def prefix_tree(
     input_ids: integers [sequences, tokens]; attention_mask: likewise, 0 where there is padding, on either side. Both
     in host memory.
 
-    Returns a dict: input_ids and position_ids int64 [1, n], the tree's tokens, a sequence's behind those it shares with
-    others, and their places in their sequences; mask, by masks.prefix_tree_from_intervals, under which each token sees
+    Returns a dict: input_ids and position_ids int64 [1, n], the tree's tokens, each sequence's own after the shared
+    ones, and their places in their sequences; mask, by masks.prefix_tree_from_intervals, under which each token sees
     those before it in its own sequence; places int64 [sequences, tokens], where each token of input_ids is in the tree,
-    0 for padding. With an output `out` [1, n, ...] of the tree, out[0, places] is that of the sequences.
+    0 for padding. For an output `out` [1, n, ...] of the tree, out[0, places] is the sequences' output.
 
-    length: what the tree is filled up to with `pad_token_id`, so that all batches have one shape; the default is none.
+    length: the length to fill the tree up to with `pad_token_id`, so that all batches have one shape; by default it is
+    not filled.
     """
     tokens: torch.Tensor = tensor_arguments.integers("input_ids", input_ids, "cpu", "[sequences, tokens]")
     if attention_mask is None:
@@ -289,8 +290,8 @@ def _tree(sequences):
 def log_probs(logits: torch.Tensor, tree: dict[str, Any], input_ids: torch.Tensor) -> torch.Tensor:
     """The log probability of each token but the first of its sequence: float32 or float64 [sequences, tokens - 1].
 
-    logits: [1, n, vocabulary], of prefix_tree's sequence; tree: what it returned; input_ids: what it was given. The
-    values at padding, and behind it, mean nothing.
+    logits: [1, n, vocabulary], of prefix_tree's sequence; tree: its result; input_ids: its argument. Values at padding,
+    and behind it, mean nothing.
     """
     places = tree["places"]
     if input_ids.shape != places.shape or logits.shape[:2] != tree["input_ids"].shape:

@@ -5,8 +5,8 @@
 
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation=register())
 
-Needs transformers (written for version 5). What a model's mask says (padding, packed documents, windows, chunks, image
-blocks, caches) becomes a flashmask.Mask once per forward and kind of layer, and the layers share its plan.
+Needs transformers (written for version 5). A model's mask (padding, packed documents, windows, chunks, image blocks,
+caches) becomes a flashmask.Mask once per forward and kind of layer, and the layers share its plan.
 """
 
 from collections.abc import Callable
@@ -35,12 +35,11 @@ _names: set[str] = set()  # names that attention is registered by
 def register(name: str = NAME) -> str:
     """Registers attention and its masks with transformers; returns the name, for `attn_implementation=`.
 
-    name: as which; it must not contain "flash", by which transformers knows the flash-attn package. A second call does
-    nothing more.
+    name: the name to register; it must not contain "flash", by which transformers recognises the flash-attn package. A
+    second call does nothing more.
 
-    The models' calls then take `mask=` too: a flashmask.Mask for all layers, or a dict of one for each kind of layer
-    (`config.layer_types`). It is the whole mask: what the model would have made of padding, positions and its windows
-    is not used.
+    The models' calls then also take `mask=`: a flashmask.Mask for all layers, or a dict of one for each kind of layer
+    (`config.layer_types`). It is the whole mask and replaces the model's own from padding, positions and windows.
     """
     if not isinstance(name, str) or not name or "flash" in name or any(c in name for c in "|/:"):
         raise ValueError(
@@ -57,12 +56,12 @@ def register(name: str = NAME) -> str:
 def share_prefixes(model: AnyModel) -> AnyModel:
     """Makes a model run on the prefix tree in its inputs: see collators.SharedPrefixCollator. Returns the model.
 
-    The layers of a call with `shared_prefixes=` get the tree's tokens in place of input_ids, and what comes out of them
-    is put where the sequences' tokens are. So heads, losses and trainers see the batch as it is, and only prefixes
-    are not repeated. A call without it is as before. To be used on a reference model, too.
+    The layers of a call with `shared_prefixes=` get the tree's tokens instead of input_ids, and their outputs are
+    copied to the places of the sequences' tokens. So heads, losses and trainers see the batch unchanged. Calls without
+    it do not change. Use it on a reference model too.
 
-    Its attention must be registered here. UnsupportedError in a call for layers of windows or chunks that are shorter
-    than the sequences, as such a window in a tree is no interval.
+    Its attention must be registered here. A call raises UnsupportedError for layers with windows or chunks shorter than
+    the sequences, because such a window in a tree is no interval.
     """
     layers = model.get_base_model() if hasattr(model, "get_base_model") else model
     layers = layers.base_model
@@ -128,8 +127,8 @@ def attention_mask(
 ) -> Mask:
     """The flashmask.Mask of what transformers' mask interfaces are given: sizes, a mask function and padding.
 
-    Functions made by transformers' own factories are read and cost O(kv_length). Others are looked at in all their
-    elements, a few rows at a time, up to a number of elements, with a warning that says how long it took;
+    Functions made by transformers' own factories are read and cost O(kv_length). Others are evaluated for every
+    element, a few rows at a time, up to a number of elements, with a warning that says how long it took. Raises
     UnrepresentableMaskError if a column needs more than two intervals, UnsupportedError beyond that number or if
     torch.compile traces. The other arguments are hints for other implementations.
     """
@@ -177,8 +176,8 @@ def attention(
 ) -> tuple[torch.Tensor, None]:
     """Attention as transformers' models call it: query, key and value [batch, heads, seqlen, head_dim].
 
-    Returns (out [batch, seqlen_q, heads_q, head_dim_v], None). mask: see register(). s_aux: gpt-oss' sinks.
-    UnsupportedError for what would change the result and is not implemented.
+    Returns (out [batch, seqlen_q, heads_q, head_dim_v], None). mask: see register(). s_aux: gpt-oss' sinks. Raises
+    UnsupportedError for arguments that would change the result and are not implemented.
     """
     for name in _REFUSED:
         if others.get(name) is not None:

@@ -52,8 +52,8 @@ def dot_product_attention(
     heads_kv, head_dim_v] of one dtype: float32, bfloat16 or float16 on the CPU, bfloat16 or float16 on CUDA; float64
     with backend="reference". heads_q is a multiple of heads_kv. The batch may be missing, as in jax.nn.
 
-    mask: a flashmask.jax.Mask, which says everything about the mask: with it the other four arguments about the mask
-        are left out. None: what those four say.
+    mask: a flashmask.jax.Mask, which says everything about the mask and excludes the other four arguments about it.
+        None: those four define the mask.
     scale: of the scores, default 1 / sqrt(head_dim).
     is_causal: row i sees keys j <= i, whatever the lengths.
     query_seq_lengths, key_value_seq_lengths: integers [batch]: rows and keys from there on are padding.
@@ -65,10 +65,10 @@ def dot_product_attention(
     {sink}
         Differentiable, as query, key and value are.
     dropout_rate: the share of the attention weights that are set to zero at random, a number in [0, 1); the others are
-        scaled by 1 / (1 - dropout_rate). Rounded to 16 bits. The residual is that of all weights.
+        scaled by 1 / (1 - dropout_rate). Rounded to 16 bits. The residual is over all weights.
     dropout_rng: a key of jax.random; or a state, a seed and an offset as the other frontends take it: uint32 [2, 2],
-        the low half of each first, or int64 or uint64 [2]. It says what is dropped (dropout_mask), the same each time
-        it is given. Needed for dropout, and not read without.
+        the low half of each first, or int64 or uint64 [2]. It selects the dropped weights (dropout_mask), the same each
+        time. Needed for dropout, and not read without it.
     deterministic: gradients with the same bits in every run. False may be faster on a GPU.
     backend: "auto", "cpu", "cuda" or "reference" (slow).
 
@@ -77,7 +77,7 @@ def dot_product_attention(
     value and sink, in reverse mode and once. A row that sees no key gets 0, and residual -inf (with a sink, the sink).
 
     {raises}
-    On a machine with a GPU, what only the GPU refuses is an error of JAX when the program runs.
+    On a machine with a GPU, a call that only the GPU refuses raises an error of JAX when the program runs.
     """
     options, (q, k, v), mask, features = read_call(
         query,

@@ -24,9 +24,9 @@ class Mask:
     """
     {mask}
 
-    What is_causal means in jax.nn is causal=True and q_offset=0.
+    jax.nn's is_causal is causal=True and q_offset=0.
 
-    bounds and block_mask are the leaves of a pytree, and may be traced; all else is static. So a jitted function that
+    bounds and block_mask are the leaves of a pytree, and may be traced; the rest is static. So a jitted function that
     takes a mask is traced once for masks of the same lengths.
 
     Raises TypeError or ValueError if an argument is wrong; the shapes of the arrays are checked by the call that uses

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mask families, built from JAX's arrays by flashmask_build_mask.
 
-Lists and numpy's arrays are in host memory: their masks are built there, at once, and what is wrong with them raises.
-JAX's arrays, which may be traced, are read where they are when the program runs.
+Lists and numpy's arrays are in host memory: their masks are built there at once, and wrong values raise. JAX's arrays,
+which may be traced, are read on their device when the program runs.
 """
 
 import ctypes as C

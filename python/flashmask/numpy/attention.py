@@ -45,12 +45,12 @@ def attention(
     {softmax_scale}
     {layout}
     backend: "auto", "cpu" or "reference" (slow).
-    threads: at most so many; 0: OpenMP's default. The result does not depend on it.
+    threads: the most threads to use; 0: OpenMP's default. The result does not depend on it.
     {softcap}
     {sink}
     {dropout_p}
-    dropout_state: int64 or uint64 [2], a seed and an offset, which say what is dropped (dropout_mask); the backward
-        takes the same. Needed for dropout.
+    dropout_state: int64 or uint64 [2], a seed and an offset, which select the dropped weights (dropout_mask); the
+        backward takes the same state. Needed for dropout.
 
     Returns out, in q's dtype and layout, [batch, seqlen_q, heads_q, head_dim_v], and lse [batch, heads_q, seqlen_q],
     natural logarithm, float32 (float64 for float64).
@@ -95,8 +95,8 @@ def attention_backward(
 
     With a sink (dq, dk, dv, dsink).
 
-    dout: the gradient of out, which it has the shape and dtype of. dlse: that of lse, or None. All other arguments are
-    those of the forward call, and out and lse what it returned. The same bits in every run.
+    dout: the gradient of out, with out's shape and dtype. dlse: the gradient of lse, or None. All other arguments are
+    the forward call's, and out and lse its results. The same bits in every run.
 
     {raises}
     """

@@ -43,15 +43,15 @@ def flashmask_attention(
 
     startend_row_indices:
         {startend_row_indices}
-    causal: row i sees keys j <= i + seqlen_k - seqlen_q: the last row stands at the last key.
+    causal: row i sees keys j <= i + seqlen_k - seqlen_q: the last row is aligned with the last key.
     window_size: (left, right) or an int for both: row i sees i - left <= j <= i + right, and with causal no later key.
         The lengths must be equal, as they must be for Paddle's function.
     {block_mask}
     {softmax_scale}
     {dropout_p}
     training: False is dropout=0.
-    fixed_seed_offset: int64 [2], a seed and an offset, which say what is dropped (dropout_mask), in host memory or
-        where query is; the backward drops the same. None: drawn from Paddle's generator of query's device.
+    fixed_seed_offset: int64 [2], a seed and an offset, which select the dropped weights (dropout_mask), in host memory
+        or where query is; the backward drops the same weights. None: drawn from Paddle's generator of query's device.
     rng_name: draws them from the generator that Paddle knows by this name (set_random_seed_generator) instead.
     name: anything but None raises UnsupportedError.
     features: others of the library (sink, softcap) are not implemented here: anything but their defaults raises
@@ -63,12 +63,12 @@ def flashmask_attention(
     every run on the CPU, on CUDA under FLAGS_cudnn_deterministic.
     {hidden_rows}
 
-    What Paddle's kernels cannot do is taken as well: float32, a head_dim other than 128 with block_mask, block_mask
+    It also takes calls that Paddle's kernels cannot do: float32, a head_dim other than 128 with block_mask, block_mask
     without startend_row_indices, and startend_row_indices with window_size (a key is visible if neither hides it).
 
     {raises}
-    What the backward raises, as after a change in place of a tensor that it needs, Paddle passes on as the text of an
-    OSError. paddle.grad has to ask for the gradients of all of query, key and value that are not constant.
+    Paddle passes errors of the backward on as the text of an OSError, for example after an in-place change of a tensor
+    that it needs. paddle.grad has to ask for the gradients of all of query, key and value that are not constant.
     """
     band = causal, window_size
     tensors = query, key, value, startend_row_indices

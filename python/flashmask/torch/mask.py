@@ -41,7 +41,7 @@ class Mask:
     {positions}
 
     Tensors that have to be converted or made contiguous are copied, others are borrowed: they must not change in place
-    once plan() was called, and later calls notice if they did.
+    once plan() was called, and later calls raise if they did.
 
     Raises TypeError or ValueError if the arguments disagree. The tensors' contents are not read.
     """
@@ -152,8 +152,8 @@ class Mask:
 
         rows: [(begin, end), ...], ascending; keys: the same in any order, or None: all. Always exact, and traceable.
 
-        A bound becomes the number of gathered rows before it. A band stays one where rows and keys are one run each.
-        Over several it becomes row intervals, if the columns have room for them; otherwise a band over positions.
+        A bound becomes the number of gathered rows before it. A band stays a band if rows and keys are one run each.
+        Over several runs it becomes row intervals, if the columns have room for them; otherwise a band over positions.
         Raises ValueError naming the segment, and UnsupportedError if the mask has a block mask and a segment does not
         begin at a multiple of 128, or ends elsewhere and is not the last.
         """
@@ -187,7 +187,7 @@ class Mask:
     def plan(self, device: Device | None = None) -> torch.Tensor:
         """The plan: a uint8 tensor that says which tiles to skip, made once and shared by all layers and directions.
 
-        device: of a mask without tensors; otherwise theirs is the only one possible.
+        device: for a mask without tensors; otherwise it can only be the tensors' device.
 
         It is made on the current stream. Raises RuntimeError if a tensor of the mask changed in place since. While a
         graph is traced or captured, making the plan becomes part of the graph, so that it follows the contents at every
@@ -248,7 +248,7 @@ class Mask:
     def to_dense(self) -> torch.Tensor:
         """A bool tensor [batch, heads, seqlen_q, seqlen_k], True where row i sees key j.
 
-        It is what torch's scaled_dot_product_attention takes, and lies where the mask's tensors do, in host memory if
+        torch's scaled_dot_product_attention takes it. It is on the device of the mask's tensors, in host memory if
         there are none.
         """
         return mask_forms.visible_rows(self, 0, self.seqlen_q)
@@ -256,10 +256,9 @@ class Mask:
     def to_startend(self) -> tuple[torch.Tensor, bool]:
         """(startend_row_indices, causal): the smallest of FlashMask's four forms that says exactly the same.
 
-        startend_row_indices is int32 [batch, heads, seqlen_k, 1, 2 or 4]. The band is folded in where the form cannot
-        hold it. Reads the contents, so on a GPU it waits for them. Raises UnrepresentableMaskError naming the first
-        column that fits no form, and ValueError for a mask with a block mask, which FlashMask takes as an argument of
-        its own.
+        startend_row_indices is int32 [batch, heads, seqlen_k, 1, 2 or 4]. The band is folded in if the form cannot hold
+        it. Reads the contents, so on a GPU it waits for them. Raises UnrepresentableMaskError naming the first column
+        that fits no form, and ValueError for a mask with a block mask, which FlashMask takes as an argument of its own.
         """
         if self.block_mask is not None:
             raise ValueError(
@@ -281,8 +280,8 @@ class Mask:
     def stats(self) -> mask_forms.MaskStats:
         """MaskStats: visible elements, and how many tiles of 128 x 128 are full, partial and empty.
 
-        Exact, over all batch entries and heads; with positions, tiles that are judged by minima and maxima of these are
-        what they are run as. Time is linear in the lengths and the number of tiles. On a GPU it waits for the result.
+        Exact, over all batch entries and heads; with positions, tiles are classified as they run, by minima and maxima.
+        Time is linear in the lengths and the number of tiles. On a GPU it waits for the result.
         """
         return mask_forms.statistics(self)
 
@@ -291,8 +290,8 @@ class Mask:
     def plot(self, batch: int = 0, head: int = 0, max_cells: int = 128) -> str:
         """A picture of one batch entry and head as an SVG string, at most 300 KB at any length.
 
-        Tiles of 128 x 128 are grey where they are skipped, blue where they are full, and amber where they are partial:
-        the darker, the more is visible. Longer masks are downsampled; max_cells: longest side in cells, up to 128.
+        Tiles of 128 x 128 are grey if skipped, blue if full, and amber if partial, darker where more is visible. Longer
+        masks are downsampled; max_cells: longest side in cells, up to 128.
         """
         return mask_pictures.svg(self, batch, head, max_cells)
 
@@ -306,7 +305,7 @@ class Mask:
 def as_mask(
     value, seqlen_q, seqlen_k, causal=False, window_size=None, q_offset=None, block_mask=None, q_pos=None, k_pos=None
 ):
-    """The Mask that the arguments of an attention call mean.
+    """Returns the Mask that an attention call's arguments describe.
 
     value: None, a Mask, or a tensor as FlashMask's startend_row_indices (see Mask.bounds). A Mask brings its own band,
     block mask and positions, so the other arguments must be left out with it. Raises TypeError or ValueError naming the

@@ -14,7 +14,7 @@ from .mask import BLOCK, Mask
 def intersect(a: Mask, b: Mask) -> Mask:
     """The mask of what both a and b see, of the same lengths; batch entries and heads broadcast.
 
-    A column's hidden rows are those of both, as runs; the result keeps one band, or one over positions. Exact, or
+    A column's hidden rows are the union of both; the result keeps one band, or one band over positions. Exact, or
     UnrepresentableMaskError naming the column that needs more than two intervals. Reads the masks, as from_dense does.
     The result's tensors are where the masks' are, in host memory if these have none.
     """

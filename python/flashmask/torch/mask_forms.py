@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Masks in other forms: dense rows, counts, FlashMask's indices and FlexAttention's blocks.
 
-What a call of torch's reads is made where the mask's tensors are. What counts and converts is the C library's and works
-in host memory, so that it waits for a device.
+Forms that torch's calls read are made on the device of the mask's tensors. The C library counts and converts in host
+memory, so these functions wait for a device.
 """
 
 import ctypes as C

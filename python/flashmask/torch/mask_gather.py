@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows and keys of a Mask by segments, where its tensors are.
 
-The same as the C++ interface's gather, in torch's operators: they trace, and nothing waits for a device.
+Repeats the C++ interface's gather in torch's operators, which trace and do not wait for a device.
 """
 
 import torch

@@ -27,18 +27,18 @@ def merge_attention(
     Args:
         outs: sequence of [batch, seqlen_q, heads, head_dim_v] (layout "bhsd": [batch, heads, seqlen_q, head_dim_v]);
             also [total_q, heads, head_dim_v] as flashmask_varlen_func returns it.
-        lses: as many, [batch, heads, seqlen_q] in either layout, or [heads, total_q]: natural log, -inf where a row saw
-            no key.
+        lses: one for each out, [batch, heads, seqlen_q] in either layout, or [heads, total_q]: natural log, -inf where
+            a row saw no key.
         layout: "bshd" or "bhsd", of the outs.
-        sink: [heads], as in flashmask_attention: the score of one more key, whose value is 0. The parts are made
-            without it, or each would count it once.
+        sink: [heads], as in flashmask_attention: the score of one more key, whose value is 0. Compute the parts without
+            it, or each would count it once.
 
     Returns:
         (out, lse), in the dtypes and shapes of the parts; sums are taken in lse's dtype. A row that no part has a key
         for has out 0 and lse -inf (with a sink, the sink).
 
     Raises:
-        ValueError: no parts, not as many outs as lses, or shapes or devices that do not go together.
+        ValueError: no parts, different numbers of outs and lses, or shapes or devices that do not match.
         TypeError: a part is no tensor.
     """
     outs, lses = arguments.sequence("outs", outs), arguments.sequence("lses", lses)

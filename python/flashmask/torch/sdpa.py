@@ -30,12 +30,12 @@ def scaled_dot_product_attention(
     Args:
         query: [batch, heads_q, seqlen_q, head_dim]; key: [batch, heads_kv, seqlen_k, head_dim]; value: [batch,
             heads_kv, seqlen_k, head_dim_v].
-        attn_mask: a Mask, which says itself where its diagonal lies, or a bool tensor, True = attend, that broadcasts
-            to [batch, heads_q, seqlen_q, seqlen_k]. One of size 1 in seqlen_q's place, as for padding, costs next to
-            nothing. Any other is read on the host and turned into a Mask at each call, which torch.compile cannot
-            trace: make the Mask once where the time matters.
-        dropout_p: the share of the attention weights that are set to zero, in training or not, as torch has it; drawn
-            from torch's default generator, though not the ones that torch's own function drops.
+        attn_mask: a Mask, which defines where its diagonal lies, or a bool tensor, True = attend, that broadcasts to
+            [batch, heads_q, seqlen_q, seqlen_k]. A tensor of size 1 in seqlen_q's place, as for padding, costs next to
+            nothing. Any other is read on the host and turned into a Mask in each call, which torch.compile cannot
+            trace: make the Mask once if the time matters.
+        dropout_p: the share of the attention weights that are set to zero, in training or not, as in torch; drawn from
+            torch's default generator, but not the weights that torch's own function drops.
         is_causal: row i sees keys 0 .. i, aligned at the top left. Not together with attn_mask.
         scale: default 1 / sqrt(head_dim).
         enable_gqa: must be set if heads_kv differs from heads_q, which it has to divide.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Readers of arguments that are torch tensors.
 
-Each takes an argument's name and what was given, and returns it in the one form that the rest works with, or raises a
-TypeError or ValueError that names the argument, what was got and what is accepted. Nothing here looks at what a tensor
-on a device holds.
+Each takes an argument's name and value, and returns the value in the one form that the rest works with, or raises a
+TypeError or ValueError that names the argument, what was got and what is accepted. The contents of tensors on a device
+are never read.
 """
 
 import torch

@@ -111,8 +111,8 @@ def flashmask_varlen_func(
         cu_seqlens_q, cu_seqlens_k: (documents + 1,) integers on q's device, or a list or numpy array of them, ascending
             from 0: document d has query rows cu_seqlens_q[d] to cu_seqlens_q[d + 1] and keys cu_seqlens_k[d] to
             cu_seqlens_k[d + 1]. A document may have no rows, no keys or neither. Rows past the last document see
-            nothing, and no row sees keys past it. In host memory their values are checked; those of tensors on a
-            device are never read on the host.
+            nothing, and no row sees keys past it. Values in host memory are checked; values on a device are never read
+            on the host.
         max_seqlen_q, max_seqlen_k: accepted and ignored; nothing depends on them.
         softmax_scale: default 1 / sqrt(head_dim).
         causal, window_size: aligned at the bottom right of each document, as in flash-attn >= 2.1: with n rows and m
@@ -122,7 +122,7 @@ def flashmask_varlen_func(
             torch.are_deterministic_algorithms_enabled().
         return_softmax_lse, return_attn_probs: either one returns lse too. Probabilities are never made.
         alibi_slopes, block_table: only None.
-        dropout_p: dropout in flashmask_attention, whose rows and keys are those of the packed batch.
+        dropout_p: dropout in flashmask_attention; rows and keys are the packed batch's.
         softcap, sink, dropout_state, backend, max_ctas: as in flashmask_attention.
 
     Returns:
@@ -133,7 +133,7 @@ def flashmask_varlen_func(
         UnsupportedError: alibi_slopes or block_table is given, or no backend takes the call.
         ValueError, TypeError: an argument is wrong.
 
-    Each call makes its mask and its plan anew. To share them among the layers of a model, make the mask once with
+    Each call makes its own mask and plan. To share them among the layers of a model, make the mask once with
     varlen_mask and call flashmask_attention(q[None], k[None], v[None], mask).
     """
     arguments.refuse_unsupported(alibi_slopes=(alibi_slopes, None), block_table=(block_table, None))
@@ -180,9 +180,9 @@ def varlen_mask(
         i >= j - right - (k1 - q1)                right = 0 if causal
         i <= j + left  - (k1 - q1)
 
-    Each line keeps one run of rows, so together they keep one run [first, last). What is hidden is the rest: the rows
-    before `first` and the rows from `last` on, which are the two intervals of the form (LTS, UTE) = (last, first).
-    If no row sees the column, last <= first and the two cover everything.
+    Each line keeps one run of rows, so together they keep one run [first, last). The rows before `first` and the rows
+    from `last` on are hidden: the two intervals of the form (LTS, UTE) = (last, first). If no row sees the column, last
+    <= first and the two cover everything.
     """
     total_q, total_k = arguments.length("total_q", total_q), arguments.length("total_k", total_k)
     cu_q, cu_k = _cu_seqlens_of_both(cu_seqlens_q, cu_seqlens_k, total_q, total_k, device)
