@@ -195,9 +195,11 @@ void check_tensor_options(const Problem& p, bool with_data) {
   for (const TensorOption& option : kTensorOptions) {
     const TensorView& tensor = option.value(p.features);
     if (!tensor.defined()) continue;
-    const bool own = option.takes_own_type && tensor.dtype == p.dtype;
-    check_tensor(option.name, tensor, {{p.heads_q}, "heads_q", own ? p.dtype : DataType::kFloat32, false, false},
-                 p.device, with_data);
+    const DataType dtype = option.takes_own_type && tensor.dtype == p.dtype ? p.dtype : DataType::kFloat32;
+    const Requirement of_heads{
+        {p.heads_q}, option.by_batch ? "heads_q; or batch, heads_q" : "heads_q", dtype, false, false};
+    const Requirement of_batch{{p.batch, p.heads_q}, "batch, heads_q", dtype, false, false};
+    check_tensor(option.name, tensor, option.by_batch && tensor.rank == 2 ? of_batch : of_heads, p.device, with_data);
   }
 }
 

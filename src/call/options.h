@@ -17,11 +17,12 @@ struct NumberOption {
   const char* accepted;              ///< in words
 };
 
-/// A tensor [heads_q] of Features; undefined: not asked for.
+/// A tensor [heads_q] of Features, or if it may differ by batch entry [batch, heads_q]; undefined: not asked for.
 struct TensorOption {
   const char* name;
   const TensorView& (*value)(const Features&);
   bool takes_own_type;  ///< q's dtype, beside float32
+  bool by_batch;        ///< [batch, heads_q] is taken, too
 };
 
 /// A flag of Features.
@@ -33,8 +34,8 @@ struct FlagOption {
 #define FLASHMASK_NONE(...)
 #define FLASHMASK_NUMBER(field, member, feature, accepts, accepted) \
   {#field, feature, [](const Features& f) { return f.member; }, [](double x) { return accepts; }, accepted},
-#define FLASHMASK_TENSOR(field, member, takes_own_type) \
-  {#field, [](const Features& f) -> const TensorView& { return f.member; }, takes_own_type},
+#define FLASHMASK_TENSOR(field, member, takes_own_type, by_batch) \
+  {#field, [](const Features& f) -> const TensorView& { return f.member; }, takes_own_type, by_batch},
 #define FLASHMASK_FLAG(field, member) {#field, [](const Features& f) { return f.member; }},
 
 inline constexpr NumberOption kNumberOptions[] = {FLASHMASK_FEATURES(FLASHMASK_NONE, FLASHMASK_NUMBER, FLASHMASK_NONE)};
