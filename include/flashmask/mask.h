@@ -80,6 +80,8 @@ struct MaskView {
   /// The band on j - i, q_offset folded in, both ends inclusive; INT32_MIN / INT32_MAX are unbounded.
   int32_t diagonal_lo = INT32_MIN;
   int32_t diagonal_hi = INT32_MAX;
+  /// Key position of row 0, 0 with positions. The diagonals have it already: for scores that depend on the distance.
+  int64_t q_offset = 0;
   int64_t bounds_batch = 1;
   int64_t bounds_heads = 1;
   const int32_t* lts = nullptr;

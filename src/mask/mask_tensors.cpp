@@ -218,6 +218,7 @@ void set_band(MaskView& view, Band& band, int64_t q_offset) {
   check_offset(q_offset);
   band = view.has_positions ? comparable(band) : reachable(band);
   const Diagonals diagonals = absolute_diagonals(band, q_offset);
+  view.q_offset = q_offset;
   view.diagonal_lo = diagonals.lo;
   view.diagonal_hi = diagonals.hi;
 }

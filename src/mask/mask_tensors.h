@@ -58,8 +58,8 @@ inline void check_offset(int64_t q_offset) {
 /// looked at.
 void check_positions(const MaskTensors& mask);
 
-/// Sets the view's diagonals. Throws unless q_offset is within [-2^40, 2^40], or with positions unless the band's edges
-/// can be compared with them. Edges of the band that no element can be beyond go.
+/// Sets the view's diagonals and q_offset. Throws unless q_offset is within [-2^40, 2^40], or with positions unless the
+/// band's edges can be compared with them. Edges of the band that no element can be beyond go.
 void set_band(MaskView& view, Band& band, int64_t q_offset);
 
 /// Vectors, a block mask or positions serve one batch entry or all, and the former one head or several.

@@ -15,16 +15,16 @@ struct HeadFactor {
       : factor(__ldg(p.factors + head)) {}
 
   __device__ __forceinline__ static constexpr bool is_product() { return false; }
-  template <int kScores, typename PlaceOf>
-  __device__ __forceinline__ void transform(float (&s)[kScores], const PlaceOf&) const {
+  template <int kScores, typename MakePlaces>
+  __device__ __forceinline__ void transform(float (&s)[kScores], const MakePlaces&) const {
 #pragma unroll
     for (float& score : s) score *= factor;
   }
-  template <int kScores, typename PlaceOf>
+  template <int kScores, typename MakePlaces>
   __device__ __forceinline__ void differentiate(float (&s)[kScores], float (&gradients)[kScores],
-                                                const PlaceOf& place) const {
-    transform(s, place);
-    transform(gradients, place);
+                                                const MakePlaces& places) const {
+    transform(s, places);
+    transform(gradients, places);
   }
 };
 

@@ -13,13 +13,22 @@ struct Place {
   int32_t row, key;
 };
 
+/// Places of a fragment's scores: the first one's, and from there constant steps, Steps::row(i) and Steps::key(i),
+/// which cost no registers.
+template <typename Steps>
+struct Places {
+  Place first;
+  static constexpr Place step(int i) { return {Steps::row(i), Steps::key(i)}; }
+};
+
 /// The policy Score: what a product q.k becomes before the factor score_unit, the mask and the softmax. This one leaves
 /// it as it is. A policy is made for a head (batch entry, query head) from the kernel's parameters, and has
 ///   kFoldsLse: whether the backward may start S at -lse / scale, by a step of its product. It may only if the
 ///     score is the product, as the sum is formed before the score is;
 ///   is_product(): whether scores are products in this call, so that the functions below are not called;
-///   transform(s, place): makes scores of a fragment of products; place(i) is the Place of the i-th;
-///   differentiate(s, gradients, place): makes scores likewise, and multiplies the gradients by the scores' derivatives
+///   transform(s, places): makes scores of a fragment of products; places() are their Places;
+///   differentiate(s, gradients, places): makes scores likewise, and multiplies the gradients by the scores'
+///   derivatives
 ///     by the products.
 struct ProductScore {
   static constexpr bool kFoldsLse = true;
@@ -28,8 +37,8 @@ struct ProductScore {
   __device__ __forceinline__ ProductScore(const Params&, uint32_t, uint32_t) {}
 
   __device__ __forceinline__ static constexpr bool is_product() { return true; }
-  template <int kScores, typename PlaceOf>
-  __device__ __forceinline__ void transform(float (&)[kScores], const PlaceOf&) const {}
+  template <int kScores, typename MakePlaces>
+  __device__ __forceinline__ void transform(float (&)[kScores], const MakePlaces&) const {}
 };
 
 /// Scores of the call's features: the tanh of a softcap, if it has one. Element is that of Q and K.
@@ -42,13 +51,13 @@ class FeatureScore {
   __device__ __forceinline__ FeatureScore(const Params& p, uint32_t, uint32_t) : softcap_(p.features.softcap) {}
 
   __device__ __forceinline__ bool is_product() const { return !softcap_.given(); }
-  template <int kScores, typename PlaceOf>
-  __device__ __forceinline__ void transform(float (&s)[kScores], const PlaceOf&) const {
+  template <int kScores, typename MakePlaces>
+  __device__ __forceinline__ void transform(float (&s)[kScores], const MakePlaces&) const {
     take_tanh<Element>(s, softcap_.factor);
   }
-  template <int kScores, typename PlaceOf>
+  template <int kScores, typename MakePlaces>
   __device__ __forceinline__ void differentiate(float (&s)[kScores], float (&gradients)[kScores],
-                                                const PlaceOf&) const {
+                                                const MakePlaces&) const {
     if (softcap_.softcap <= kLargest) {
       take_tanh_and_slope<Element>(s, softcap_.factor, gradients);
     } else {  // Is never taken: without an alternative ptxas merges this branch with its surroundings, and spills.

@@ -34,6 +34,16 @@ struct Slab {
   __device__ __forceinline__ static int column(int i) { return i / 4 * 8 + 2 * column_pair() + i % 2; }
 };
 
+/// Steps from a thread's first score to its i-th, in a slab of rows x keys, and in one of keys x rows.
+struct SlabSteps {
+  static constexpr int row(int i) { return i / 2 % 2 * 8; }
+  static constexpr int key(int i) { return i / 4 * 8 + i % 2; }
+};
+struct KeySlabSteps {
+  static constexpr int row(int i) { return SlabSteps::key(i); }
+  static constexpr int key(int i) { return SlabSteps::row(i); }
+};
+
 /// The maximum and the sum over the four lanes that share a row.
 __device__ __forceinline__ float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));

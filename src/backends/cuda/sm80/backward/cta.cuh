@@ -298,9 +298,10 @@ class BackwardCta {
         dp[slab][n] = __fmaf_rn(dp[slab][n], scale_of_kept(), terms[n / 2 % 2].minus_delta);
       if constexpr (!Traits::Score::kFoldsLse) {
         if (!score.is_product()) {
-          score.differentiate(s[slab], dp[slab], [&](int i) {
-            return cuda::Place{tile.index * Traits::kRows + warp_row() + 16 * slab + cuda::Slab::row(i),
-                               key_tile_ * Traits::kKeys + warp_key() + cuda::Slab::column(i)};
+          score.differentiate(s[slab], dp[slab], [&] {
+            return cuda::Places<cuda::SlabSteps>{
+                {tile.index * Traits::kRows + warp_row() + 16 * slab + cuda::Slab::row(0),
+                 key_tile_ * Traits::kKeys + warp_key() + cuda::Slab::column(0)}};
           });
         }
       }

@@ -227,9 +227,9 @@ class ForwardCta {
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {
       if (!score.is_product()) {
-        score.transform(s[slab], [&](int i) {
-          return cuda::Place{row_ + warp_ * Traits::kRowsOfWarp + slab * cuda::Slab::kRows + cuda::Slab::row(i),
-                             step.first_key + cuda::Slab::column(i)};
+        score.transform(s[slab], [&] {
+          const int slab_row = row_ + warp_ * Traits::kRowsOfWarp + slab * cuda::Slab::kRows;
+          return cuda::Places<cuda::SlabSteps>{{slab_row + cuda::Slab::row(0), step.first_key + cuda::Slab::column(0)}};
         });
       }
       if (partial) visible(step, slab).hide(s[slab]);

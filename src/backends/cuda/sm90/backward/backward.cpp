@@ -185,13 +185,8 @@ Rows rows_of(const TensorView& t) { return {t.data, t.stride[0], t.stride[1], t.
 /// Rows of lse or dlse, [batch, heads, rows].
 Rows rows_of_vector(const TensorView& t) { return {t.data, t.stride[0], t.stride[2], t.stride[1]}; }
 
-/// softmax_scale for the scores: kept above 0, as a row's bias is divided by it. With the least value all scores are as
-/// good as 0, too.
-float score_scale(const Problem& p) {
-  constexpr float kLeast = 1e-30f;
-  const auto scale = static_cast<float>(p.softmax_scale);
-  return std::max(scale, kLeast);
-}
+/// score_unit, kept above 0, as a row's bias is divided by it. With the least value all scores are as good as 0, too.
+float score_scale(const Problem& p) { return std::max(static_cast<float>(cuda::score_unit(p)), 1e-30f); }
 
 RowParams make_row_params(const Problem& p, const BackwardCall& call, std::byte* workspace) {
   const Layout& layout = call.layout;
@@ -284,8 +279,7 @@ FeaturedBackwardParams make_params(const Problem& p, const BackwardCall& call, c
   }
   params.scale = rows.scale;
   params.features = cuda::feature_params(p);
-  const bool has_products = cuda::has_product_scores(p);
-  params.scale_log2 = (has_products ? rows.score_scale : static_cast<float>(cuda::score_unit(p))) * kLog2E;
+  params.scale_log2 = rows.score_scale * kLog2E;
   params.plan = rows.plan;
   params.mask = cuda::mask_columns(p);
   params.dense = cuda::dense_mask(p);

@@ -171,20 +171,20 @@ class ScoreConsumer {
   template <bool kTransforms, bool kDrops>
   struct KnownFeatures {
     static constexpr bool partial = false;
-    template <int kValues, typename PlaceOf>
+    template <int kValues, typename MakePlaces>
     __device__ __forceinline__ static void differentiate(const Score& score, float (&s)[kValues],
-                                                         float (&slopes)[kValues], const PlaceOf& place) {
-      if constexpr (kTransforms) score.differentiate(s, slopes, place);
+                                                         float (&slopes)[kValues], const MakePlaces& places) {
+      if constexpr (kTransforms) score.differentiate(s, slopes, places);
     }
     __device__ __forceinline__ static bool drops(const Weights&) { return kDrops; }
   };
   /// The features of any tile.
   struct AnyFeatures {
     bool partial;
-    template <int kValues, typename PlaceOf>
+    template <int kValues, typename MakePlaces>
     __device__ __forceinline__ static void differentiate(const Score& score, float (&s)[kValues],
-                                                         float (&slopes)[kValues], const PlaceOf& place) {
-      if (!score.is_product()) score.differentiate(s, slopes, place);
+                                                         float (&slopes)[kValues], const MakePlaces& places) {
+      if (!score.is_product()) score.differentiate(s, slopes, places);
     }
     __device__ __forceinline__ static bool drops(const Weights& weights) {
       if constexpr (Weights::kMayDrop) {
@@ -242,7 +242,7 @@ class ScoreConsumer {
     // Written out: after a loop over them the compiler leaves the ones of a tile of 128 rows in memory.
     float ones[] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
     auto& slopes = cuda::part_of<0, kPart>(ones);
-    features.differentiate(score, s, slopes, [&](int i) { return place_of(2 * kFirst, i); });
+    features.differentiate(score, s, slopes, [&] { return places_from(2 * kFirst); });
     add_terms<Bias::kScore>(terms<kFirst>(), s, p_.scale_log2);
     if (features.partial) hide<2 * kFirst>(s);
     exponentiate<0, kPart>(s);
@@ -266,13 +266,12 @@ class ScoreConsumer {
     if constexpr (kFirst + kPart < kValues)
       take_score_gradients<kFirst + kPart>(features, score, s, dp, dropped, p, ds);
   }
-  /// Place of the thread's i-th score from row `first` on; scores are key-major.
-  __device__ __forceinline__ cuda::Place place_of(int first, int i) const {
+  /// Places of the thread's scores from row `first` on; scores are key-major.
+  __device__ __forceinline__ cuda::Places<cuda::KeySlabSteps> places_from(int first) const {
     const Tile& tile = shared_.tile[ring_.stage()];
     const int lane = static_cast<int>(lane_anew<Traits>());
-    return {tile.query.row_tile * Traits::kRows + static_cast<int>(first_row()) + first + i / 4 * 8 + 2 * (lane % 4) +
-                i % 2,
-            tile.key_tile * Traits::kKeys + static_cast<int>(first_key() + warp_ * 16) + lane / 4 + i / 2 % 2 * 8};
+    return {{tile.query.row_tile * Traits::kRows + static_cast<int>(first_row()) + first + 2 * (lane % 4),
+             tile.key_tile * Traits::kKeys + static_cast<int>(first_key() + warp_ * 16) + lane / 4}};
   }
   /// The row terms of the thread's scores from kFirst on.
   template <int kFirst>

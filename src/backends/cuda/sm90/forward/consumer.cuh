@@ -299,9 +299,9 @@ class Consumer {
     release_rows_after_last_tile();
     const Score score(p_, work_.batch, work_.head);
     if (!score.is_product()) {
-      score.transform(s, [&](int i) {
-        return cuda::Place{work_.row + slab_row() + cuda::Slab::row(i),
-                           tile.key_block() * Traits::kKeys + cuda::Slab::column(i)};
+      score.transform(s, [&] {
+        return cuda::Places<cuda::SlabSteps>{
+            {work_.row + slab_row() + cuda::Slab::row(0), tile.key_block() * Traits::kKeys + cuda::Slab::column(0)}};
       });
     }
     if (tile.is_partial(warpgroup_)) visible.hide(s);
