@@ -68,21 +68,21 @@ class PlainHead {
     round_all(c_.dtype, result);
   }
 
-  /// Scales the scores in probability_, and caps them; slope_ becomes their derivative by q . k.
-  void score_row() {
-    const auto scale = static_cast<float>(c_.scale), softcap = static_cast<float>(c_.softcap);
+  /// Makes scores of row i's products in probability_; slope_ becomes their derivative by q . k.
+  void score_row(int64_t i) {
+    const auto scale = static_cast<float>(c_.scale);
     for (float& score : probability_) score *= scale;
-    for (int64_t j = 0; softcap != 0 && j < c_.seqlen_k; ++j) {
-      const float x = probability_[size(j)] / softcap, cosh = std::cosh(x);
-      probability_[size(j)] = softcap * std::tanh(x);
-      slope_[size(j)] = scale / (cosh * cosh);
+    for (int64_t j = 0; queries_.score && j < c_.seqlen_k; ++j) {
+      const PlainScore score = queries_.score(probability_[size(j)], i, j);
+      probability_[size(j)] = score.value;
+      slope_[size(j)] = scale * score.slope;
     }
   }
 
   /// Sets probability_ to P of row i, and weight_ to P after dropout; false if the row sees nothing.
   bool softmax_row(int64_t i) {
     multiply_row(queries_.q.data() + i * c_.head_dim, keys_.k_transposed, c_.head_dim, probability_);
-    score_row();
+    score_row(i);
     float largest = queries_.sink;
     for (int64_t j = 0; j < c_.seqlen_k; ++j) {
       if (visible(i, j)) largest = std::max(largest, probability_[size(j)]);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <span>
 #include <vector>
@@ -11,8 +12,8 @@
 /// A plain program in a 16-bit type, one head at a time and one row of scores at a time, nothing tiled, nothing
 /// skipped: S = q k^T accumulated in fp32 and rounded to the type, softmax in fp32, P rounded, products accumulated in
 /// fp32, results rounded; in the backward dP and dS = P (dP - mean of dP under P) are rounded too. Its errors are the
-/// measure of the accuracy rule. Scores are capped, the sink's score joins them, and weights are dropped and scaled in
-/// fp32.
+/// measure of the accuracy rule. Scores are made of products, the sink's score joins them, and weights are dropped and
+/// scaled in fp32.
 ///
 /// The program computes the mean from P; a backward that is given `out` takes it from out . dout, with out rounded to
 /// the type. `inherited` is the difference that this makes to the exact dq and dk: with it added, they are the exact
@@ -21,11 +22,15 @@ namespace flashmask::numerics {
 
 using Floats = std::vector<float>;
 
+/// A score, and its derivative by the scaled product that it is made of.
+struct PlainScore {
+  float value, slope;
+};
+
 struct PlainCall {
   DataType dtype = DataType::kBFloat16;
   int64_t seqlen_q = 0, seqlen_k = 0, head_dim = 0, head_dim_v = 0;
   double scale = 1;
-  double softcap = 0;
   double dropout_scale = 1;
 };
 
@@ -41,6 +46,8 @@ struct QueryHead {
   QueryHead(const PlainCall& call, std::span<const double> q_values, std::span<const double> dout_values,
             std::span<const double> dlse_values, std::span<const double> given_out, std::span<const double> exact_out);
   Floats q, dout, dlse, mean_error, out, lse, dq, inherited_dq, dq_for_given_out;
+  /// Makes a score of the scaled product of a row and a key; empty: it is that.
+  std::function<PlainScore(float scaled, int64_t row, int64_t key)> score{};
   float sink = -std::numeric_limits<float>::infinity();  ///< this head's; by default none
   const uint8_t* kept = nullptr;                         ///< by dropout, [seqlen_q, seqlen_k]; null: all
 };

@@ -162,7 +162,7 @@ class AccuracyCheck {
     check_zeros("dq", got_.dq, sight_.keys_of_row, "row");
     check_zeros("dk", got_.dk, sight_.rows_of_key, "key");
     check_zeros("dv", got_.dv, sight_.rows_of_key, "key");
-    if (problem_.sink) check_dsink();
+    if (problem_.sink()) check_dsink();
   }
 
   /// dsink is the sum of a term for each row, -exp(sink - lse) (dout . out - dlse). In float32 it may be off from the
@@ -171,7 +171,7 @@ class AccuracyCheck {
   /// given out and lse. Both limits grow by the rounding to the sink's dtype.
   void check_dsink() {
     HeadArray usual = got_.dsink, want = got_.dsink;
-    const HeadArray sink = problem_.sink->values(),
+    const HeadArray sink = problem_.sink()->values(),
                     dlse = problem_.dlse ? problem_.dlse->values() : HeadArray(c_.batch, c_.heads_q, c_.seqlen_q, 1);
     for (int64_t h = 0; h < c_.heads_q; ++h) {
       double sum = 0, squares = 0;

@@ -5,10 +5,10 @@
 #include <cmath>
 #include <initializer_list>
 
-#include "flashmask/attention.h"
 #include "flashmask/builders.h"
 #include "numerics/device_copies.h"
 #include "verify/case.h"
+#include "verify/problem.h"
 #include "verify/random.h"
 #include "verify/text.h"
 
@@ -45,11 +45,18 @@ constexpr Words<bool, 2> kYesNo{{{false, "no"}, {true, "yes"}}};
 
 using Text = std::string_view;
 
+Tensor draw_sink(const Case& c, Random& random) {
+  Tensor sink = Tensor::vector(c.sink_dtype(), c.heads_q);
+  sink.fill([&] { return random.normal(); });
+  return sink;
+}
+
 constexpr CaseFeature kCaseFeatures[] = {
     {"sink", "sink", [](const CaseFeatures& f) { return f.sink != SinkKind::kNone; },
      [](const CaseFeatures& f) { return std::string(word(kSink, f.sink)); },
      [](CaseFeatures& f, Text key, Text value) { f.sink = value_of(kSink, key, value); }, 25,
-     [](Random& random, CaseFeatures& f) { f.sink = random.flip() ? SinkKind::kFloat32 : SinkKind::kOwn; }},
+     [](Random& random, CaseFeatures& f) { f.sink = random.flip() ? SinkKind::kFloat32 : SinkKind::kOwn; }, nullptr,
+     &Features::sink, draw_sink},
     {"softcap", "softcap", [](const CaseFeatures& f) { return f.softcap != 0; },
      [](const CaseFeatures& f) { return fmt::format("{}", f.softcap); },
      [](CaseFeatures& f, Text key, Text value) { f.softcap = finite(key, value); }, 20,
@@ -87,6 +94,19 @@ const std::vector<CaseFeatures>& covering_combinations() {
                                              {.partial = true},
                                              {.sink = SinkKind::kOwn, .positions = Positions::kEach, .partial = true}};
   return all;
+}
+
+Features numbers(const CaseFeatures& features) {
+  return {.softcap = features.softcap, .dropout = {.p = features.dropout}, .partial_out = features.partial};
+}
+
+std::function<numerics::PlainScore(float, int64_t, int64_t)> plain_score(const Problem& problem, int64_t, int64_t) {
+  const auto softcap = static_cast<float>(problem.c.features.softcap);
+  if (softcap == 0) return {};
+  return [softcap](float scaled, int64_t, int64_t) {
+    const float x = scaled / softcap, cosh = std::cosh(x);
+    return numerics::PlainScore{softcap * std::tanh(x), 1 / (cosh * cosh)};
+  };
 }
 
 double dropout_scale(double p) { return 65536 / (65536 - std::min(std::round(p * 65536), 65535.0)); }

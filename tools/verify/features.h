@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "flashmask/attention.h"
+#include "numerics/plain.h"
+#include "numerics/tensor.h"
 
 namespace flashmask::verify {
 
@@ -25,7 +31,14 @@ struct CaseFeatures {
 };
 
 struct Case;
+struct Problem;
 class Random;
+
+/// A tensor of a case's features.
+struct FeatureTensor {
+  TensorView Features::* member;
+  numerics::Tensor tensor;
+};
 
 /// A feature of cases: a row of case_features().
 struct CaseFeature {
@@ -34,15 +47,24 @@ struct CaseFeature {
   bool (*asked)(const CaseFeatures&);
   std::string (*write)(const CaseFeatures&);
   void (*read)(CaseFeatures&, std::string_view key, std::string_view value);
-  int percent;                           ///< share of random cases that ask for it
-  void (*draw)(Random&, CaseFeatures&);  ///< asks for it
-  bool (*fits)(const Case&) = nullptr;   ///< null: every case
+  int percent;                              ///< share of random cases that ask for it
+  void (*draw)(Random&, CaseFeatures&);     ///< asks for it
+  bool (*fits)(const Case&) = nullptr;      ///< null: every case
+  TensorView Features::* member = nullptr;  ///< its tensor, if it has one, and how that is drawn
+  numerics::Tensor (*tensor)(const Case&, Random&) = nullptr;
 };
 /// In the order in which lines have them and random cases draw them.
 std::span<const CaseFeature> case_features();
 
 /// The combinations that covering cases ask for, the first of them none.
 const std::vector<CaseFeatures>& covering_combinations();
+
+/// The numbers and flags of the features that a case asks for.
+Features numbers(const CaseFeatures& features);
+
+/// How scores are made of scaled products for a batch entry and query head, in float32; empty: they are products.
+std::function<numerics::PlainScore(float scaled, int64_t row, int64_t key)> plain_score(const Problem& problem,
+                                                                                        int64_t b, int64_t h);
 
 /// Factor of kept weights under a dropout of this share.
 double dropout_scale(double p);

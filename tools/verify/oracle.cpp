@@ -24,7 +24,7 @@ Results run_oracle(const Problem& problem, const DenseMask& dense) {
                               problem.v.values(),
                               problem.dout.values(),
                               problem.dlse ? problem.dlse->values() : HeadArray(),
-                              problem.sink ? problem.sink->values() : HeadArray()};
+                              problem.sink() ? problem.sink()->values() : HeadArray()};
   const TensorView visible = TensorView::contiguous(dense.visible.data(), DataType::kUInt8,
                                                     {dense.batch, dense.heads, c.seqlen_q, c.seqlen_k});
   return numerics::run_oracle(inputs, visible, c.scale(), problem.features());

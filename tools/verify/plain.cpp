@@ -26,7 +26,8 @@ void keep(DataType dtype, const Floats& from, std::span<double> to) {
 class PlainRun {
  public:
   PlainRun(const Problem& problem, const DenseMask& dense, const HeadArray& given_out, const HeadArray& exact_out)
-      : c_(problem.c),
+      : problem_(problem),
+        c_(problem.c),
         dense_(dense),
         given_out_(given_out),
         exact_out_(exact_out),
@@ -35,7 +36,7 @@ class PlainRun {
         v_(problem.v.values()),
         dout_(problem.dout.values()),
         dlse_(problem.dlse ? problem.dlse->values() : HeadArray()),
-        sink_(problem.sink ? problem.sink->values() : HeadArray()),
+        sink_(problem.sink() ? problem.sink()->values() : HeadArray()),
         kept_(kept_matrix(problem)),
         plain_(c_) {}
 
@@ -61,6 +62,7 @@ class PlainRun {
     QueryHead queries(call_, q_.head(b, h), dout_.head(b, h),
                       dlse_.heads > 0 ? dlse_.head(b, h) : std::span<const double>{}, given_out_.head(b, h),
                       exact_out_.head(b, h));
+    queries.score = plain_score(problem_, b, h);
     if (sink_.heads > 0) queries.sink = static_cast<float>(sink_.head(0, h)[0]);
     if (!kept_.empty()) queries.kept = kept_.data() + (b * c_.heads_q + h) * c_.seqlen_q * c_.seqlen_k;
     run_plain_head(call_, keys, queries, visible_matrix(c_, dense_, b, h));
@@ -70,9 +72,10 @@ class PlainRun {
     std::copy(queries.inherited_dq.begin(), queries.inherited_dq.end(), plain_.inherited_dq.head(b, h).begin());
   }
 
+  const Problem& problem_;
   const Case& c_;
-  const PlainCall call_{c_.dtype,      c_.seqlen_q, c_.seqlen_k,         c_.head_dim,
-                        c_.head_dim_v, c_.scale(),  c_.features.softcap, dropout_scale(c_.features.dropout)};
+  const PlainCall call_{
+      c_.dtype, c_.seqlen_q, c_.seqlen_k, c_.head_dim, c_.head_dim_v, c_.scale(), dropout_scale(c_.features.dropout)};
   const DenseMask& dense_;
   const HeadArray &given_out_, &exact_out_;
   const HeadArray q_, k_, v_, dout_, dlse_, sink_;

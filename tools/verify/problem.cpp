@@ -42,7 +42,6 @@ Problem::Problem(const Case& of)
       dout(make_dout(c)),
       dropout_state{mix(c.seed, kDropoutStream), mix(c.seed, kDropoutStream + 1)} {
   if (c.dlse) dlse = make_lse(c);
-  if (c.features.sink != SinkKind::kNone) sink = Tensor::vector(c.sink_dtype(), c.heads_q);
   Random random(mix(c.seed, kTensorStream));
   const auto normal = [&] { return random.normal(); };
   q.fill(normal);
@@ -50,7 +49,25 @@ Problem::Problem(const Case& of)
   v.fill(normal);
   dout.fill(normal);
   if (dlse) dlse->fill(normal);
-  if (sink) sink->fill(normal);
+  for (const CaseFeature& feature : case_features()) {
+    if (feature.tensor && feature.asked(c.features)) tensors.push_back({feature.member, feature.tensor(c, random)});
+  }
+}
+
+const Tensor* Problem::sink() const {
+  const auto found = std::ranges::find(tensors, &Features::sink, &FeatureTensor::member);
+  return found == tensors.end() ? nullptr : &found->tensor;
+}
+
+Features Problem::features(const std::function<TensorView(std::size_t)>& view, const uint64_t* state) const {
+  Features features = numbers(c.features);
+  for (std::size_t n = 0; n < tensors.size(); ++n) features.*tensors[n].member = view(n);
+  if (features.dropout.p > 0) features.dropout.state = state;
+  return features;
+}
+
+Features Problem::features() const {
+  return features([this](std::size_t n) { return tensors[n].tensor.view(); }, dropout_state.data());
 }
 
 Outputs::Outputs(const Case& c)

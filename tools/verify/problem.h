@@ -2,8 +2,11 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <vector>
 
 #include "flashmask/attention.h"
 #include "verify/case.h"
@@ -17,17 +20,15 @@ struct Problem {
 
   Case c;
   Tensor q, k, v, dout;
-  std::optional<Tensor> dlse, sink;
+  std::optional<Tensor> dlse;
+  std::vector<FeatureTensor> tensors;
   std::array<uint64_t, 2> dropout_state;
 
-  /// Features that the case asks for, with the given sink and state, which are where the call's tensors are.
-  Features features(const TensorView& sink_there, const uint64_t* state_there) const {
-    return {.softcap = c.features.softcap,
-            .sink = sink_there,
-            .dropout = {.p = c.features.dropout, .state = c.features.dropout > 0 ? state_there : nullptr},
-            .partial_out = c.features.partial};
-  }
-  Features features() const { return features(sink ? sink->view() : TensorView{}, dropout_state.data()); }
+  /// The sinks; null if there are none.
+  const Tensor* sink() const;
+  /// Features that the case asks for, with view(n) in place of tensors[n] and the state, where the call's tensors are.
+  Features features(const std::function<TensorView(std::size_t)>& view, const uint64_t* state) const;
+  Features features() const;
 };
 
 /// The tensors that a case's calls write; poisoned at first.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <deque>
 #include <exception>
 #include <mutex>
 #include <numeric>
@@ -44,9 +45,9 @@ class DeviceTensors {
         dv_(outputs.dv),
         dropout_state_(std::as_bytes(std::span(problem.dropout_state))) {
     if (problem.dlse) dlse_.emplace(*problem.dlse);
-    if (problem.sink) sink_.emplace(*problem.sink);
+    for (const FeatureTensor& of_feature : problem.tensors) of_features_.emplace_back(of_feature.tensor);
     if (outputs.dsink) dsink_.emplace(*outputs.dsink);
-    features_ = problem.features(sink_ ? sink_->view() : TensorView{},
+    features_ = problem.features([this](std::size_t n) { return of_features_[n].view(); },
                                  reinterpret_cast<const uint64_t*>(dropout_state_.bytes().data()));
   }
 
@@ -77,7 +78,8 @@ class DeviceTensors {
   }
 
   DeviceTensor q_, k_, v_, dout_, out_, lse_, dq_, dk_, dv_;
-  std::optional<DeviceTensor> dlse_, sink_, dsink_;
+  std::optional<DeviceTensor> dlse_, dsink_;
+  std::deque<DeviceTensor> of_features_;
   DeviceMemory dropout_state_;
   Features features_;
 };
