@@ -78,7 +78,12 @@ Tensor Tensor::lse(DataType dtype, Layout layout, int64_t batch, int64_t heads, 
   return {dtype, {batch, heads, seqlen}, {entry, row, 1}, batch * entry};
 }
 
-Tensor Tensor::vector(DataType dtype, int64_t heads) { return {dtype, {heads}, {1}, heads}; }
+Tensor Tensor::contiguous(DataType dtype, const std::vector<int64_t>& shape) {
+  std::vector<int64_t> strides(shape.size());
+  int64_t elements = 1;
+  for (std::size_t d = shape.size(); d-- > 0; elements *= shape[d]) strides[d] = elements;
+  return {dtype, shape, strides, elements};
+}
 
 Tensor Tensor::expanded(DataType dtype, int64_t batch, int64_t seqlen, int64_t heads, int64_t dim) {
   return {dtype, {batch, seqlen, heads, dim}, {0, 0, 0, 0}, 1};

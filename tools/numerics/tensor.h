@@ -95,8 +95,8 @@ class Tensor {
   static Tensor attention(DataType dtype, Layout layout, int64_t batch, int64_t seqlen, int64_t heads, int64_t dim);
   /// [batch, heads, seqlen]
   static Tensor lse(DataType dtype, Layout layout, int64_t batch, int64_t heads, int64_t seqlen);
-  /// [heads]
-  static Tensor vector(DataType dtype, int64_t heads);
+  /// Any shape, elements in order.
+  static Tensor contiguous(DataType dtype, const std::vector<int64_t>& shape);
   /// [batch, seqlen, heads, dim], one number seen everywhere.
   static Tensor expanded(DataType dtype, int64_t batch, int64_t seqlen, int64_t heads, int64_t dim);
 

@@ -46,7 +46,7 @@ constexpr Words<bool, 2> kYesNo{{{false, "no"}, {true, "yes"}}};
 using Text = std::string_view;
 
 Tensor draw_sink(const Case& c, Random& random) {
-  Tensor sink = Tensor::vector(c.sink_dtype(), c.heads_q);
+  Tensor sink = Tensor::contiguous(c.sink_dtype(), {c.heads_q});
   sink.fill([&] { return random.normal(); });
   return sink;
 }

@@ -76,7 +76,7 @@ Outputs::Outputs(const Case& c)
       dq(Tensor::attention(c.result_dtype(), c.layout, c.batch, c.seqlen_q, c.heads_q, c.head_dim)),
       dk(Tensor::attention(c.result_dtype(), c.layout, c.batch, c.seqlen_k, c.heads_kv, c.head_dim)),
       dv(Tensor::attention(c.result_dtype(), c.layout, c.batch, c.seqlen_k, c.heads_kv, c.head_dim_v)) {
-  if (c.features.sink != SinkKind::kNone) dsink = Tensor::vector(c.sink_dtype(), c.heads_q);
+  if (c.features.sink != SinkKind::kNone) dsink = Tensor::contiguous(c.sink_dtype(), {c.heads_q});
 }
 
 ForwardArgs forward_args(const AttentionInputs& inputs, const Outputs& outputs) {

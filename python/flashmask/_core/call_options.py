@@ -14,7 +14,7 @@ class Option(NamedTuple):
     """A field of fm_options.
 
     read(name, value): the value of an argument, or the error that names it. feature: a row of
-    include/flashmask/options.def, which every operator takes. shape: of a tensor, in words.
+    include/flashmask/options.def, which every operator takes. shape: of a tensor, in words; has_gradient: it has one.
     """
 
     name: str
@@ -24,6 +24,7 @@ class Option(NamedTuple):
     doc: str = ""
     feature: bool = False
     shape: str = ""
+    has_gradient: bool = False
 
 
 def _optional(read: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
@@ -72,6 +73,7 @@ sink: [heads_q], float32 or the dtype of the queries: of each head the score of 
     key gets 0, and lse = sink.""",
         feature=True,
         shape="[heads_q]",
+        has_gradient=True,
     ),
     Option("partial_out", C.c_uint32, False, arguments.flag, feature=True),
     Option("max_ctas", C.c_int32, 0, arguments.count),

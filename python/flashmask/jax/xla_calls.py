@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
 from .._core import call_options, capi
+from .._core.errors import UnsupportedError
 from . import library
 
 # Structs of the C interface, and the arrays in them: arguments, of which dlse may be None, and results, of which the
@@ -48,6 +49,12 @@ def _attention(options, q, k, v, mask, features):
 
 
 def _attention_forward(options, *given):
+    for option in call_options.TENSORS:
+        primal = getattr(given[4], option.name)
+        if primal is not None and primal.perturbed and not option.has_gradient:
+            raise UnsupportedError(
+                f"the gradient of {option.name} is not implemented; jax.lax.stop_gradient cuts it off"
+            )
     q, k, v, mask, features = jax.tree.map(lambda primal: primal.value, given)
     out, lse, plan = _with_folded_batch(_forward_with_plan, options)((q, k, v), mask, features, None)
     return (out, lse), ((q, k, v, out, lse), mask, features, plan)
@@ -215,7 +222,9 @@ def _with_folded_batch(function, options):
         is_folded = lambda x, here: here or x.shape[0] != 1
         masks_are_one = not any(jax.tree.leaves(jax.tree.map(is_folded, mask, mask_mapped)))
         # A sink has a gradient for each entry, and a state says what is dropped of a batch as the call counts it.
-        has_own = any(getattr(features_mapped, name) for name in _TENSORS)
+        tensors = [getattr(features, name) for name in _TENSORS]
+        by_batch = any(x is not None and x.ndim > 1 for x in tensors)
+        has_own = by_batch or any(getattr(features_mapped, name) for name in _TENSORS)
         has_own_gradient = features.sink is not None and function is _backward
         one_by_one = has_own or has_own_gradient or features.dropout_state is not None
         # If a forward's out is not mapped, this is its backward for several gradients.

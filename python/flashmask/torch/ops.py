@@ -196,6 +196,8 @@ def read_features(device, dropout, dropout_state, **given):
     for option, tensor in zip(TENSORS, tensors):
         if tensor is not None:
             tensor_arguments.check_dense(option.name, tensor, option.shape)
+            if tensor.requires_grad and not option.has_gradient:
+                raise UnsupportedError(f"{option.name} requires a gradient, which is not implemented; detach it")
     if dropout_state is not None:
         check_state(dropout_state)
     p = given["dropout_p"] = arguments.share("dropout", dropout)
@@ -436,6 +438,9 @@ def _forward_vmap(info, in_dims, q, k, v, bounds, block_mask, plan_, *options):
         if positions is not None and positions.shape[0] != 1:
             plan_ = None
             options = options._replace(**{name: _folded(positions, None, size, q.shape[0] // size)})
+    for name in (option.name for option in TENSORS):
+        if (tensor := getattr(options, name)) is not None and tensor.ndim > 1:
+            options = options._replace(**{name: _folded(tensor, None, size)})
     out, lse = _ops.forward(q, k, v, *masks, plan_, *options)
     return tuple(x.view(size, x.shape[0] // size, *x.shape[1:]) for x in (out, lse)), (0, 0)
 

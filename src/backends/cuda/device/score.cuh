@@ -18,25 +18,30 @@ struct Place {
 template <typename Steps>
 struct Places {
   Place first;
-  static constexpr Place step(int i) { return {Steps::row(i), Steps::key(i)}; }
+  __host__ __device__ static constexpr Place step(int i) { return {Steps::row(i), Steps::key(i)}; }
 };
+
+/// What scores are beside products q.k: these alone, products to which something is added, or anything else.
+enum class ScoreForm : uint8_t { kProducts, kShifted, kOther };
 
 /// The policy Score: what a product q.k becomes before the factor score_unit, the mask and the softmax. This one leaves
 /// it as it is. A policy is made for a head (batch entry, query head) from the kernel's parameters, and has
 ///   kFoldsLse: whether the backward may start S at -lse / scale, by a step of its product. It may only if the
 ///     score is the product, as the sum is formed before the score is;
-///   is_product(): whether scores are products in this call, so that the functions below are not called;
-///   transform(s, places): makes scores of a fragment of products; places() are their Places;
-///   differentiate(s, gradients, places): makes scores likewise, and multiplies the gradients by the scores'
-///   derivatives
+///   form: the form of the call's scores. That of products calls none of the functions below;
+///   shift(s, places): makes scores of a fragment of products if they are shifted; places() are their Places;
+///   transform(s, places): makes scores of any other form;
+///   differentiate(s, gradients, places): transforms likewise, and multiplies the gradients by the scores' derivatives
 ///     by the products.
 struct ProductScore {
   static constexpr bool kFoldsLse = true;
+  static constexpr ScoreForm form = ScoreForm::kProducts;
 
   template <typename Params>
   __device__ __forceinline__ ProductScore(const Params&, uint32_t, uint32_t) {}
 
-  __device__ __forceinline__ static constexpr bool is_product() { return true; }
+  template <int kScores, typename MakePlaces>
+  __device__ __forceinline__ void shift(float (&)[kScores], const MakePlaces&) const {}
   template <int kScores, typename MakePlaces>
   __device__ __forceinline__ void transform(float (&)[kScores], const MakePlaces&) const {}
 };
@@ -46,11 +51,14 @@ template <typename Element>
 class FeatureScore {
  public:
   static constexpr bool kFoldsLse = false;
+  const ScoreForm form;
 
   template <typename Params>
-  __device__ __forceinline__ FeatureScore(const Params& p, uint32_t, uint32_t) : softcap_(p.features.softcap) {}
+  __device__ __forceinline__ FeatureScore(const Params& p, uint32_t, uint32_t)
+      : form(p.features.softcap.given() ? ScoreForm::kOther : ScoreForm::kProducts), softcap_(p.features.softcap) {}
 
-  __device__ __forceinline__ bool is_product() const { return !softcap_.given(); }
+  template <int kScores, typename MakePlaces>
+  __device__ __forceinline__ void shift(float (&)[kScores], const MakePlaces&) const {}
   template <int kScores, typename MakePlaces>
   __device__ __forceinline__ void transform(float (&s)[kScores], const MakePlaces&) const {
     take_tanh<Element>(s, softcap_.factor);

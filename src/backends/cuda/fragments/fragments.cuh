@@ -36,12 +36,12 @@ struct Slab {
 
 /// Steps from a thread's first score to its i-th, in a slab of rows x keys, and in one of keys x rows.
 struct SlabSteps {
-  static constexpr int row(int i) { return i / 2 % 2 * 8; }
-  static constexpr int key(int i) { return i / 4 * 8 + i % 2; }
+  __host__ __device__ static constexpr int row(int i) { return i / 2 % 2 * 8; }
+  __host__ __device__ static constexpr int key(int i) { return i / 4 * 8 + i % 2; }
 };
 struct KeySlabSteps {
-  static constexpr int row(int i) { return SlabSteps::key(i); }
-  static constexpr int key(int i) { return SlabSteps::row(i); }
+  __host__ __device__ static constexpr int row(int i) { return SlabSteps::key(i); }
+  __host__ __device__ static constexpr int key(int i) { return SlabSteps::row(i); }
 };
 
 /// The maximum and the sum over the four lanes that share a row.

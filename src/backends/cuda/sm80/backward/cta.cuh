@@ -297,12 +297,15 @@ class BackwardCta {
       for (int n = 0; n < 8 * ScoreGrid::kPieces; ++n)
         dp[slab][n] = __fmaf_rn(dp[slab][n], scale_of_kept(), terms[n / 2 % 2].minus_delta);
       if constexpr (!Traits::Score::kFoldsLse) {
-        if (!score.is_product()) {
-          score.differentiate(s[slab], dp[slab], [&] {
-            return cuda::Places<cuda::SlabSteps>{
-                {tile.index * Traits::kRows + warp_row() + 16 * slab + cuda::Slab::row(0),
-                 key_tile_ * Traits::kKeys + warp_key() + cuda::Slab::column(0)}};
-          });
+        const auto places = [&] {
+          return cuda::Places<cuda::SlabSteps>{
+              {tile.index * Traits::kRows + warp_row() + 16 * slab + cuda::Slab::row(0),
+               key_tile_ * Traits::kKeys + warp_key() + cuda::Slab::column(0)}};
+        };
+        if (score.form == cuda::ScoreForm::kShifted) {
+          score.shift(s[slab], places);
+        } else if (score.form == cuda::ScoreForm::kOther) {
+          score.differentiate(s[slab], dp[slab], places);
         }
       }
 #pragma unroll

@@ -226,11 +226,14 @@ class ForwardCta {
     const typename Traits::Score score(p_, batch_, head_);
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {
-      if (!score.is_product()) {
-        score.transform(s[slab], [&] {
-          const int slab_row = row_ + warp_ * Traits::kRowsOfWarp + slab * cuda::Slab::kRows;
-          return cuda::Places<cuda::SlabSteps>{{slab_row + cuda::Slab::row(0), step.first_key + cuda::Slab::column(0)}};
-        });
+      const auto places = [&] {
+        const int slab_row = row_ + warp_ * Traits::kRowsOfWarp + slab * cuda::Slab::kRows;
+        return cuda::Places<cuda::SlabSteps>{{slab_row + cuda::Slab::row(0), step.first_key + cuda::Slab::column(0)}};
+      };
+      if (score.form == cuda::ScoreForm::kShifted) {
+        score.shift(s[slab], places);
+      } else if (score.form == cuda::ScoreForm::kOther) {
+        score.transform(s[slab], places);
       }
       if (partial) visible(step, slab).hide(s[slab]);
     }

@@ -184,7 +184,7 @@ class ScoreConsumer {
     template <int kValues, typename MakePlaces>
     __device__ __forceinline__ static void differentiate(const Score& score, float (&s)[kValues],
                                                          float (&slopes)[kValues], const MakePlaces& places) {
-      if (!score.is_product()) score.differentiate(s, slopes, places);
+      if (score.form == cuda::ScoreForm::kOther) score.differentiate(s, slopes, places);
     }
     __device__ __forceinline__ static bool drops(const Weights& weights) {
       if constexpr (Weights::kMayDrop) {
@@ -200,9 +200,9 @@ class ScoreConsumer {
     const QueryTile& query = shared_.tile[ring_.stage()].query;
     const Score score(p_, query.batch, query.head);
     const bool drops = AnyFeatures::drops(weights_);
-    if (Weights::kMayDrop && !partial && !score.is_product() && !drops) {
+    if (Weights::kMayDrop && !partial && score.form == cuda::ScoreForm::kOther && !drops) {
       run(KnownFeatures<true, false>(), score);
-    } else if (Weights::kMayDrop && !partial && score.is_product() && drops) {
+    } else if (Weights::kMayDrop && !partial && score.form != cuda::ScoreForm::kOther && drops) {
       run(KnownFeatures<false, true>(), score);
     } else {
       run(AnyFeatures{partial}, score);
@@ -214,6 +214,8 @@ class ScoreConsumer {
   template <int kValues, typename Dropped>
   __device__ __forceinline__ void take_weights(float (&s)[kValues], bool partial, const Dropped& dropped,
                                                uint32_t (&p)[kValues / 8][4]) {
+    const QueryTile& query = shared_.tile[ring_.stage()].query;
+    if (const Score score(p_, query.batch, query.head); score.form == cuda::ScoreForm::kShifted) shift<0>(score, s);
     if constexpr (kEarlyWeights > 0) {
       by_features(partial, [&](const auto& features, const Score& score) __attribute__((always_inline)) {
         take_weights<0, kEarlyWeights>(features, score, s, dropped, p);
@@ -228,6 +230,12 @@ class ScoreConsumer {
     by_features(partial, [&](const auto& features, const Score& score) __attribute__((always_inline)) {
       take_score_gradients<0>(features, score, s, dp, dropped, p, ds);
     });
+  }
+  template <int kFirst, int kValues>
+  __device__ __forceinline__ void shift(const Score& score, float (&s)[kValues]) const {
+    score.shift(cuda::part_of<kFirst, kPart>(s), [&] { return places_from(2 * kFirst); });
+    ptx::pin(cuda::part_of<kFirst, kPart>(s));
+    if constexpr (kFirst + kPart < kValues) shift<kFirst + kPart>(score, s);
   }
   template <int kFirst, int kEnd, typename Features, int kValues, typename Dropped>
   __device__ __forceinline__ void take_weights(const Features& features, const Score& score, float (&s)[kValues],

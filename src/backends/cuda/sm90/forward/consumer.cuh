@@ -298,11 +298,14 @@ class Consumer {
     release_keys(Traits::kKParts - 1);
     release_rows_after_last_tile();
     const Score score(p_, work_.batch, work_.head);
-    if (!score.is_product()) {
-      score.transform(s, [&] {
-        return cuda::Places<cuda::SlabSteps>{
-            {work_.row + slab_row() + cuda::Slab::row(0), tile.key_block() * Traits::kKeys + cuda::Slab::column(0)}};
-      });
+    const auto places = [&] {
+      return cuda::Places<cuda::SlabSteps>{
+          {work_.row + slab_row() + cuda::Slab::row(0), tile.key_block() * Traits::kKeys + cuda::Slab::column(0)}};
+    };
+    if (score.form == cuda::ScoreForm::kShifted) {
+      score.shift(s, places);
+    } else if (score.form == cuda::ScoreForm::kOther) {
+      score.transform(s, places);
     }
     if (tile.is_partial(warpgroup_)) visible.hide(s);
   }
