@@ -97,6 +97,12 @@ void Tensor::for_each_offset(F&& f) const {
     for (int64_t h = 0; h < n[0]; ++h) f(h * s[0]);
     return;
   }
+  if (view_.rank == 2) {
+    for (int64_t b = 0; b < n[0]; ++b) {
+      for (int64_t h = 0; h < n[1]; ++h) f(b * s[0] + h * s[1]);
+    }
+    return;
+  }
   if (view_.rank == 3) {
     for (int64_t b = 0; b < n[0]; ++b) {
       for (int64_t h = 0; h < n[1]; ++h) {
