@@ -129,7 +129,7 @@ TEST_P(BrokenResults, TheGradientOfASink) {
       call.features.softcap = 0;
       flashmask::forward(args, workspace, call);
     };
-    with.softmax_scale = 1.5;
+    with.given_scale = 1.5;
     expect_found(with, without, "out");
     // A backward that drops others than its forward.
     with.features = {.dropout = 0.3};

@@ -33,7 +33,6 @@ def flashmask_attention(
     name: str | None = None,
     softmax_scale: float | None = None,
     block_mask: Tensor | None = None,
-    **features: Any,
 ) -> Any:
     """paddle.nn.functional.flashmask_attention: the same arguments, defaults and results, honoured or refused.
 
@@ -54,8 +53,6 @@ def flashmask_attention(
         or where query is; the backward drops the same weights. None: drawn from Paddle's generator of query's device.
     rng_name: draws them from the generator that Paddle knows by this name (set_random_seed_generator) instead.
     name: anything but None raises UnsupportedError.
-    features: others of the library (sink, softcap) are not implemented here: anything but their defaults raises
-        UnsupportedError.
 
     Returns out, in query's dtype, [batch, seqlen_q, heads_q, head_dim_v]. With return_softmax_lse, return_seed_offset
     or both, a list of out and what was asked for: lse float32 [batch, heads_q, seqlen_q], natural logarithm, and the
@@ -71,8 +68,7 @@ def flashmask_attention(
     that it needs. paddle.grad has to ask for the gradients of all of query, key and value that are not constant.
     """
     band = causal, window_size
-    tensors = query, key, value, startend_row_indices
-    call = read_call(*tensors, *band, softmax_scale, block_mask, dropout, training, name, features)
+    call = read_call(query, key, value, startend_row_indices, *band, softmax_scale, block_mask, dropout, training, name)
     draw = read_state(query, fixed_seed_offset, rng_name)
     with_lse = arguments.flag("return_softmax_lse", return_softmax_lse)
     with_state = arguments.flag("return_seed_offset", return_seed_offset)
@@ -148,13 +144,11 @@ def read_call(
     dropout: Any,
     training: Any,
     name: Any,
-    features: dict[str, Any],
 ) -> _Call:
     """The _Call that the arguments mean, or the exception of the first one that is wrong or not implemented."""
     if not paddle.in_dynamic_mode():
         raise UnsupportedError("Paddle is in static mode; flashmask_attention runs in dynamic mode alone")
     arguments.refuse_unsupported(name=(name, None))
-    call_options.refuse_features(features, "Paddle's function has no such argument, and it is not implemented")
     for label, x in (("query", query), ("key", key), ("value", value)):
         arguments.check_dimensions(label, checked_tensor(label, x).shape, arguments.LAYOUTS["bshd"])
     mask = CallMask(

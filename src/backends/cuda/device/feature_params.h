@@ -76,4 +76,10 @@ struct FeatureParams {
   PositionParams positions;
 };
 
+/// Parameters, beside features, of kernels whose scores are more than products. Other kernels' do not have them, so
+/// that a score that needs one more leaves their machine code alone.
+struct ScoreParams {
+  int32_t q_offset;  ///< key position of row 0, see MaskView
+};
+
 }  // namespace flashmask::cuda

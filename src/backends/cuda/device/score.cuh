@@ -21,7 +21,7 @@ struct Places {
   __host__ __device__ static constexpr Place step(int i) { return {Steps::row(i), Steps::key(i)}; }
 };
 
-/// What scores are beside products q.k: these alone, products to which something is added, or anything else.
+/// Scores are products q.k, products to which something is added, or anything else.
 enum class ScoreForm : uint8_t { kProducts, kShifted, kOther };
 
 /// The policy Score: what a product q.k becomes before the factor score_unit, the mask and the softmax. This one leaves

@@ -156,6 +156,8 @@ FeatureParams feature_params(const Problem& p) {
   return params;
 }
 
+ScoreParams score_params(const Problem& p) { return {static_cast<int32_t>(p.mask.q_offset)}; }
+
 void allow_shared_memory(const void* kernel, int bytes, int32_t device) {
   static std::mutex mutex;
   static std::vector<std::pair<const void*, int32_t>> allowed;

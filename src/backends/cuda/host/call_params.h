@@ -69,8 +69,9 @@ float scale_log2(const Problem& p);
 /// the L2 cache.
 int64_t heads_per_l2_group(const Problem& p, int64_t l2_bytes);
 
-/// The kernels' parameters of the call's features.
+/// The kernels' parameters of the call's features, and of its scores.
 FeatureParams feature_params(const Problem& p);
+ScoreParams score_params(const Problem& p);
 
 /// Lets a kernel have its dynamic shared memory; asks CUDA once per kernel and device.
 void allow_shared_memory(const void* kernel, int bytes, int32_t device);

@@ -235,12 +235,12 @@ SinkGradientParams make_sink_params(const Problem& p, const BackwardCall& call, 
           .heads = static_cast<uint32_t>(p.heads_q)};
 }
 
-BackwardParams make_params(const Problem& p, const BackwardCall& call, std::byte* workspace,
-                           unsigned long long* executed) {
+ScoredBackwardParams make_params(const Problem& p, const BackwardCall& call, std::byte* workspace,
+                                 unsigned long long* executed) {
   constexpr double kLog2E = 1.4426950408889634;
   const int64_t head_groups = p.heads_kv * call.splits;
   const KeyParams keys = make_key_params(p, call, workspace);
-  BackwardParams params{};
+  ScoredBackwardParams params{};
   params.q = cuda::tensor_rows(p.q);
   params.k = cuda::tensor_rows(p.k);
   params.v = cuda::tensor_rows(p.v);
@@ -271,6 +271,7 @@ BackwardParams make_params(const Problem& p, const BackwardCall& call, std::byte
                      .next = at<uint32_t>(workspace, call.layout.next)};
   params.executed = executed;
   params.features = cuda::feature_params(p);
+  params.scores = cuda::score_params(p);
   return params;
 }
 
@@ -325,8 +326,17 @@ void BackwardCall::run(const Problem& p, std::byte* workspace, unsigned long lon
   if (work_tiles > 0) {
     const auto& [entry, threads, shared_bytes] = kernel->compiled;
     cuda::allow_shared_memory(entry, shared_bytes, p.device.index);
-    launch("launch of the backward kernel", reinterpret_cast<void (*)(BackwardParams)>(const_cast<void*>(entry)), ctas,
-           threads, shared_bytes, make_params(p, *this, workspace, executed));
+    const auto launch_kernel = [&, threads = threads, shared_bytes = shared_bytes]<typename Params>(
+                                   const void* of, const Params& params) {
+      launch("launch of the backward kernel", reinterpret_cast<void (*)(Params)>(const_cast<void*>(of)), ctas, threads,
+             shared_bytes, params);
+    };
+    const ScoredBackwardParams params = make_params(p, *this, workspace, executed);
+    if (kernel->row->variant.scores) {
+      launch_kernel(entry, params);
+    } else {
+      launch_kernel(entry, static_cast<const BackwardParams&>(params));
+    }
     launch("launch of the backward's conversion", of_rows.convert_dq, tiles.all_rows, cuda::kRowThreads, 0, rows);
   }
   if (has_key_parts())

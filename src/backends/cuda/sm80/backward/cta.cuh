@@ -37,8 +37,9 @@ namespace flashmask::sm80::bwd {
 template <typename Traits>
 class BackwardCta {
  public:
+  using Params = typename Traits::Params;
   using Shared = SharedStorage<Traits>;
-  __device__ __forceinline__ BackwardCta(const BackwardParams& p, Shared& shared)
+  __device__ __forceinline__ BackwardCta(const Params& p, Shared& shared)
       : p_(p), shared_(shared), warp_(static_cast<int>(ptx::uniform(threadIdx.x / 32))), weights_(p) {}
 
   __device__ __forceinline__ void run() {
@@ -469,7 +470,7 @@ class BackwardCta {
   }
   __device__ __forceinline__ int32_t rows_of_tile() const { return p_.seqlen_k - key_tile_ * Traits::kKeys; }
 
-  const BackwardParams& p_;
+  const Params& p_;
   Shared& shared_;
   const int warp_;
   [[no_unique_address]] const typename Traits::Weights weights_;

@@ -48,6 +48,11 @@ struct BackwardParams {
   cuda::FeatureParams features;  ///< all kernels read their positions
 };
 
+/// Parameters of the kernels whose scores are more than products.
+struct ScoredBackwardParams : BackwardParams {
+  cuda::ScoreParams scores;
+};
+
 /// Parameters of the kernel that measures keys for sums in fixed point.
 struct MagnitudeParams : cuda::KeyMagnitudeParams {
   cuda::VisibleExtents extents;

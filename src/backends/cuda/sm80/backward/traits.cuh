@@ -29,6 +29,7 @@ struct WarpGrid {
 template <typename Element_, int kHeadDim, int kHeadDimV, int kKilobytes, cuda::Variant variant>
 struct BackwardTraits {
   using Element = Element_;
+  using Params = std::conditional_t<variant.scores, ScoredBackwardParams, BackwardParams>;
   using Score = cuda::ScoreOf<Element, variant>;
   using Weights = cuda::WeightsOf<variant>;
   static constexpr BackwardTile kTile = find_tile(kBackwardTiles, kHeadDim, kHeadDimV, kKilobytes);

@@ -133,6 +133,7 @@ FeaturedForwardParams make_params(const Problem& p, const ForwardCall& call, uns
                      .next = nullptr};
   params.executed = executed;
   params.features = cuda::feature_params(p);
+  params.scores = cuda::score_params(p);
   return params;
 }
 

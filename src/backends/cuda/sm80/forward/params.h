@@ -28,9 +28,10 @@ struct ForwardParams {
   unsigned long long* executed;  ///< counter of executed tiles of a CTA's rows x 128 keys; may be null
 };
 
-/// Parameters of the kernels with features.
+/// Parameters of the kernels with features, all of which have scores that are more than products.
 struct FeaturedForwardParams : ForwardParams {
   cuda::FeatureParams features;
+  cuda::ScoreParams scores;
 };
 
 }  // namespace flashmask::sm80

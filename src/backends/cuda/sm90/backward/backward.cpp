@@ -244,15 +244,15 @@ KeyParams make_key_params(const Problem& p, const BackwardCall& call, std::byte*
           .scale = static_cast<float>(p.softmax_scale)};
 }
 
-FeaturedBackwardParams make_params(const Problem& p, const BackwardCall& call, const RowParams& rows,
-                                   std::byte* workspace, unsigned long long* executed) {
+ScoredBackwardParams make_params(const Problem& p, const BackwardCall& call, const RowParams& rows,
+                                 std::byte* workspace, unsigned long long* executed) {
   const BackwardTile& tile = *call.tile_row;
   const ColumnBlocks of_qk = blocks_of_rows(tile, p.head_dim, tile.head_dim),
                      of_v = blocks_of_rows(tile, p.head_dim_v, tile.head_dim_v);
   const int qk_box = tile.one_copy ? tile.head_dim / 64 : 1, v_box = tile.one_copy ? tile.head_dim_v / 64 : 1;
   const int64_t head_groups = p.heads_kv * call.splits;
   constexpr float kLog2E = 1.44269504f;
-  FeaturedBackwardParams params{};
+  ScoredBackwardParams params{};
   // Without rows nothing is loaded through their maps, but the maps have to be valid.
   params.q = tensor_map(p.seqlen_q > 0 ? p.q : p.k, of_qk, tile.rows, qk_box, "q");
   params.dout = tensor_map(p.seqlen_q > 0 ? p.dout : p.v, of_v, tile.rows, v_box, "dout");
@@ -279,6 +279,7 @@ FeaturedBackwardParams make_params(const Problem& p, const BackwardCall& call, c
   }
   params.scale = rows.scale;
   params.features = cuda::feature_params(p);
+  params.scores = cuda::score_params(p);
   params.scale_log2 = rows.score_scale * kLog2E;
   params.plan = rows.plan;
   params.mask = cuda::mask_columns(p);
@@ -327,8 +328,7 @@ void BackwardCall::run(const Problem& p, std::byte* workspace, unsigned long lon
   if (work_tiles > 0) {
     const auto& [entry, threads, shared_bytes] = kernel->compiled;
     cuda::allow_shared_memory(entry, shared_bytes, p.device.index);
-    // The plain kernels read the first part of it.
-    FeaturedBackwardParams params = make_params(p, *this, rows, workspace, executed);
+    ScoredBackwardParams params = make_params(p, *this, rows, workspace, executed);
     void* arguments[] = {&params};
     chain.launch("launch of the backward kernel", entry, ctas, threads, shared_bytes, arguments);
   }

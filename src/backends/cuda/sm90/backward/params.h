@@ -98,4 +98,10 @@ struct FeaturedBackwardParams : BackwardParams {
   cuda::FeatureParams features;
 };
 
+/// Parameters of the kernels whose scores are more than products. The host has these for all kernels, which read the
+/// first part.
+struct ScoredBackwardParams : FeaturedBackwardParams {
+  cuda::ScoreParams scores;
+};
+
 }  // namespace flashmask::sm90::bwd

@@ -25,11 +25,16 @@ struct BackwardPolicies {
   static constexpr DqSum kDqSum = sum;
 };
 
+/// The parameters of a variant.
+template <cuda::Variant variant>
+using ParamsOf = std::conditional_t<variant.scores, ScoredBackwardParams,
+                                    std::conditional_t<variant.has_features(), FeaturedBackwardParams, BackwardParams>>;
+
 /// The policies of a variant. A kernel that sums dq up in one way alone is a second kernel: ptxas schedules each
 /// better.
 template <typename Element, cuda::Variant variant>
-using PoliciesOf = BackwardPolicies<std::conditional_t<variant.has_features(), FeaturedBackwardParams, BackwardParams>,
-                                    cuda::ScoreOf<Element, variant>, cuda::WeightsOf<variant>, variant.sum>;
+using PoliciesOf =
+    BackwardPolicies<ParamsOf<variant>, cuda::ScoreOf<Element, variant>, cuda::WeightsOf<variant>, variant.sum>;
 
 /// A variant of the unit, for the kernels before and after the unit's: it tells whether rows' terms are folded.
 constexpr cuda::Variant variant_of_unit(Unit unit) {

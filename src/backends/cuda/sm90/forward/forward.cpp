@@ -103,14 +103,14 @@ void set_mask(const Problem& p, const ForwardTile& tile, ForwardParams& params) 
   params.plan = cuda::row_plan_bits(p, tile.rows());
 }
 
-PartialForwardParams make_params(const Problem& p, const ForwardCall& call, uint32_t* counter,
-                                 unsigned long long* executed) {
+ScoredForwardParams make_params(const Problem& p, const ForwardCall& call, uint32_t* counter,
+                                unsigned long long* executed) {
   const ForwardTile& tile = *call.kernel->tile;
   const int rows = tile.rows(), qk_blocks = tile.one_copy ? tile.head_dim / 64 : 1,
             v_blocks = tile.one_copy ? tile.head_dim_v / 64 : 1;
   const ColumnBlocks of_qk = blocks_of_rows(tile, p.head_dim, tile.head_dim),
                      of_v = blocks_of_rows(tile, p.head_dim_v, tile.head_dim_v);
-  PartialForwardParams params{};
+  ScoredForwardParams params{};
   params.q = tensor_map(p.q, of_qk, rows, qk_blocks, "q");
   // Without keys nothing is loaded, but the maps have to be valid.
   params.k = tensor_map(p.seqlen_k > 0 ? p.k : p.q, of_qk, tile.keys, qk_blocks, "k");
@@ -130,6 +130,7 @@ PartialForwardParams make_params(const Problem& p, const ForwardCall& call, uint
   params.scale_log2 = cuda::scale_log2(p);
   params.score_of_bit = 1 / params.scale_log2;
   params.features = cuda::feature_params(p);
+  params.scores = cuda::score_params(p);
   set_mask(p, tile, params);
   params.schedule.work_tiles = static_cast<uint32_t>(call.work_tiles);
   params.schedule.heads = static_cast<uint32_t>(p.batch * p.heads_q);
@@ -147,8 +148,7 @@ void ForwardCall::run(const Problem& p, std::byte* workspace, unsigned long long
     counter = reinterpret_cast<uint32_t*>(workspace);
     cuda::check(cudaMemsetAsync(counter, 0, sizeof(*counter), stream), "cudaMemsetAsync of the work tile counter");
   }
-  // Kernels without partial results, or without features, read the first part of it.
-  PartialForwardParams params = make_params(p, *this, counter, executed);
+  ScoredForwardParams params = make_params(p, *this, counter, executed);
   const auto& [entry, threads, shared_bytes] = kernel->compiled;
   cuda::allow_shared_memory(entry, shared_bytes, p.device.index);
   void* arguments[] = {&params};

@@ -44,4 +44,10 @@ struct PartialForwardParams : FeaturedForwardParams {
   Columns out_columns;
 };
 
+/// Parameters of the kernels whose scores are more than products. The host has these for all kernels, which read the
+/// first part.
+struct ScoredForwardParams : PartialForwardParams {
+  cuda::ScoreParams scores;
+};
+
 }  // namespace flashmask::sm90

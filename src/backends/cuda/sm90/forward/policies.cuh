@@ -11,8 +11,10 @@ namespace flashmask::sm90 {
 
 /// The parameters that a variant's kernel reads.
 template <cuda::Variant variant>
-using ParamsOf = std::conditional_t<variant.partial, PartialForwardParams,
-                                    std::conditional_t<variant.has_features(), FeaturedForwardParams, ForwardParams>>;
+using ParamsOf = std::conditional_t<
+    variant.scores, ScoredForwardParams,
+    std::conditional_t<variant.partial, PartialForwardParams,
+                       std::conditional_t<variant.has_features(), FeaturedForwardParams, ForwardParams>>>;
 
 /// The epilogue of a variant's kernel.
 template <cuda::Variant variant>
