@@ -3,6 +3,7 @@
 
 #include <concepts>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -233,6 +234,12 @@ FLASHMASK_API Mask from_startend_row_indices(const TensorView& indices, bool cau
 /// the first column that fits none. A mask with a block mask is refused too, because FlashMask's call takes that as a
 /// separate argument. A band over positions becomes intervals if it fits.
 FLASHMASK_API StartEndRowIndices to_startend_row_indices(const Mask& mask);
+
+/// to_startend_row_indices() for a mask whose vectors are too long to hold twice: calls take(values) for each column,
+/// in the order [batch, heads, seqlen_k], and returns the form without values. Allocates nothing of the mask's length,
+/// and throws before the first call.
+FLASHMASK_API StartEndRowIndices read_startend_row_indices(const Mask& mask,
+                                                           const std::function<void(std::span<const int32_t>)>& take);
 
 /// The mask of a dense matrix `visible` (bool or uint8, [seqlen_q, seqlen_k] or [batch, heads, seqlen_q, seqlen_k],
 /// nonzero = visible, any strides). Bands are tried in the order none, causal, left edge, both, each as tight as the

@@ -150,7 +150,7 @@ Mask hash_sparse(std::span<const int64_t> query_buckets, std::span<const int64_t
                                                of("causal", static_cast<int64_t>(causal))});
   // In as few vectors as it takes.
   const std::array candidates{mask.band()};
-  return Mask(fit_two_intervals(HiddenColumns::of(mask), candidates, mask.q_offset(), "the hash-sparse mask"));
+  return Mask(fit_two_intervals(MaskColumns(mask), candidates, mask.q_offset(), "the hash-sparse mask").parts());
 }
 
 Mask eviction(std::span<const int64_t> evicted_at) { return build_mask("eviction", {of("evicted_at", evicted_at)}); }

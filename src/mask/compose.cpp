@@ -125,9 +125,9 @@ void check_block_ends(std::span<const Mask> pieces, int64_t seqlen_q, int64_t se
 }
 
 /// The rows that either mask hides by itself, column by column.
-HiddenColumns hidden_by_either(const Mask& a, const Mask& b, int64_t batch, int64_t heads) {
-  const HiddenColumns of_a = HiddenColumns::of(a), of_b = HiddenColumns::of(b);
-  HiddenColumns both(a.seqlen_q(), a.seqlen_k(), batch, heads);
+StoredColumns hidden_by_either(const Mask& a, const Mask& b, int64_t batch, int64_t heads) {
+  const MaskColumns of_a(a), of_b(b);
+  StoredColumns both(a.seqlen_q(), a.seqlen_k(), batch, heads);
   std::vector<Interval> hidden;
   for (int64_t n = 0; n < batch; ++n) {
     for (int64_t h = 0; h < heads; ++h) {
@@ -144,21 +144,21 @@ HiddenColumns hidden_by_either(const Mask& a, const Mask& b, int64_t batch, int6
 
 /// The intervals and the band, around a's q_offset, of an intersection.
 MaskParts intersect_columns(const Mask& a, const Mask& b, int64_t batch, int64_t heads) {
-  const HiddenColumns both = hidden_by_either(a, b, batch, heads);
+  const StoredColumns both = hidden_by_either(a, b, batch, heads);
   // The band the two have together comes first: it is what the caller wrote.
   std::vector<Band> candidates{intersect_bands(a, b)};
   for (const Band& band : both.tightest_bands(a.q_offset())) candidates.push_back(band);
-  return fit_two_intervals(both, candidates, a.q_offset(), "the intersection");
+  return fit_two_intervals(both, candidates, a.q_offset(), "the intersection").parts();
 }
 
 /// An intersection whose band is over `kept`'s positions; `other`'s band, too, if both have equal positions.
 Mask intersect_positions(const Mask& kept, const Mask& other, int64_t batch, int64_t heads) {
   Positions positions = positions_of(kept);
   const bool same = other.has_positions() && positions == positions_of(other);
-  const HiddenColumns both =
+  const StoredColumns both =
       hidden_by_either(kept.with_band(Band::none()), same ? other.with_band(Band::none()) : other, batch, heads);
   const std::array candidates{Band::none()};
-  const Mask mask{fit_two_intervals(both, candidates, 0, "the intersection beside the band over positions")};
+  const Mask mask{fit_two_intervals(both, candidates, 0, "the intersection beside the band over positions").parts()};
   return std::move(positions).put_on(mask).with_band(same ? intersect_bands(kept, other) : kept.band());
 }
 
@@ -220,11 +220,10 @@ Mask concatenate(std::span<const Mask> pieces) {
   }
   if (blocks) check_block_ends(pieces, seqlen_q, seqlen_k);
   const bool has_positions = share_band_over_positions(pieces);
-  std::vector<HiddenColumns> own;
+  std::vector<MaskColumns> own;
   own.reserve(pieces.size());
-  for (const Mask& piece : pieces)
-    own.push_back(HiddenColumns::of(has_positions ? piece.with_band(Band::none()) : piece));
-  HiddenColumns packed(seqlen_q, seqlen_k, batch, heads);
+  for (const Mask& piece : pieces) own.emplace_back(has_positions ? piece.with_band(Band::none()) : piece);
+  StoredColumns packed(seqlen_q, seqlen_k, batch, heads);
   std::vector<Interval> hidden;
   for (int64_t n = 0; n < batch; ++n) {
     for (int64_t h = 0; h < heads; ++h) {
@@ -243,7 +242,7 @@ Mask concatenate(std::span<const Mask> pieces) {
   }
   const int64_t q_offset = seqlen_k - seqlen_q;
   const std::vector<Band> bands = has_positions ? std::vector{Band::none()} : packed.tightest_bands(q_offset);
-  MaskParts parts = fit_two_intervals(packed, bands, q_offset, "the concatenation");
+  MaskParts parts = fit_two_intervals(packed, bands, q_offset, "the concatenation").parts();
   if (blocks) {
     BlockGrid grid(batch, heads, seqlen_q, seqlen_k);
     int64_t row_at = 0, key_at = 0;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>
+#include <functional>
+#include <span>
 
 #include "common/arithmetic.h"
 #include "common/host_memory.h"
@@ -34,25 +36,69 @@ std::vector<std::vector<int32_t> MaskParts::*> order_in_parts(bool causal, int64
   return order;
 }
 
-StartEndRowIndices write_indices(const MaskParts& parts, bool causal, int64_t vectors) {
-  StartEndRowIndices out{.causal = causal,
-                         .batch = parts.batch,
-                         .heads = parts.heads,
-                         .seqlen_k = parts.seqlen_k,
-                         .vectors = vectors,
-                         .values = {}};
-  const auto columns = static_cast<std::size_t>(parts.batch * parts.heads * parts.seqlen_k);
-  const auto order = order_in_parts(causal, vectors);
-  const auto end = static_cast<int32_t>(parts.seqlen_q);
-  out.values.reserve(columns * order.size());
-  for (std::size_t at = 0; at < columns; ++at) {
-    for (const auto member : order) {
-      const std::vector<int32_t>& vector = parts.*member;
-      const bool upper = member == &MaskParts::uts || member == &MaskParts::ute;
-      out.values.push_back(vector.empty() ? (upper ? 0 : end) : vector[at]);
-    }
+/// A fit in one of the forms of startend_row_indices.
+struct FittedForm {
+  bool causal;
+  int64_t vectors;
+  Fit fit;
+};
+
+/// At most one interval, in (lts, lte).
+FittedForm causal_form(const Fit& fit) { return {true, fit.has(&MaskParts::lte) ? 2 : 1, fit}; }
+
+/// The layout with the fewest vectors.
+FittedForm plain_form(const Fit& fit) {
+  return {false, fit.has(&MaskParts::lte) || fit.has(&MaskParts::uts) ? 4 : 2, fit};
+}
+
+/// The smallest form of a mask without a block mask.
+FittedForm smallest_form(const HiddenColumns& columns) {
+  const int64_t bottom_right = columns.seqlen_k() - columns.seqlen_q();  // the diagonal of `causal` in FlashMask's call
+  if (columns.contains_outside_of(Band::causal(), bottom_right)) {
+    if (const auto fit = try_fit(columns, Band::causal(), bottom_right, 1, Layout::kFewestIntervals))
+      return causal_form(*fit);
   }
+  const std::array none{Band::none()};
+  return plain_form(fit_two_intervals(columns, none, bottom_right, "the mask without a band", Layout::kFewestVectors));
+}
+
+/// The form without its values.
+StartEndRowIndices empty_indices(const HiddenColumns& columns, const FittedForm& form) {
+  return {.causal = form.causal,
+          .batch = columns.batch(),
+          .heads = columns.heads(),
+          .seqlen_k = columns.seqlen_k(),
+          .vectors = form.vectors,
+          .values = {}};
+}
+
+/// Calls take(values) for each column, with the values in the order of the form.
+template <typename Take>
+void for_each_column(const HiddenColumns& columns, const FittedForm& form, Take&& take) {
+  const auto order = order_in_parts(form.causal, form.vectors);
+  std::vector<int32_t> values(order.size());
+  for (int64_t column = 0; column < columns.count(); ++column) {
+    const ColumnBounds bounds = form.fit[column];
+    for (std::size_t v = 0; v < order.size(); ++v) values[v] = bounds[number_of(order[v])];
+    take(std::span<const int32_t>(values));
+  }
+}
+
+StartEndRowIndices write(const HiddenColumns& columns, const FittedForm& form) {
+  StartEndRowIndices out = empty_indices(columns, form);
+  out.values.reserve(static_cast<std::size_t>(columns.count() * form.vectors));
+  for_each_column(columns, form, [&out](std::span<const int32_t> values) {
+    out.values.insert(out.values.end(), values.begin(), values.end());
+  });
   return out;
+}
+
+void check_no_block_mask(const Mask& mask) {
+  if (mask.has_block_mask()) {
+    throw_unsupported(
+        "startend_row_indices cannot hold a block mask: take mask.with_block_mask({}) and pass the block mask as its "
+        "own argument");
+  }
 }
 
 /// Runs of hidden rows of every column of a dense matrix, read row by row as it lies in memory.
@@ -61,7 +107,7 @@ class DenseReader {
   DenseReader(const uint8_t* data, int64_t row_stride, int64_t key_stride, int64_t seqlen_q, int64_t seqlen_k)
       : data_(data), row_stride_(row_stride), key_stride_(key_stride), seqlen_q_(seqlen_q), seqlen_k_(seqlen_k) {}
 
-  void append_to(HiddenColumns& columns) const {
+  void append_to(StoredColumns& columns) const {
     std::vector<int32_t> open(static_cast<std::size_t>(seqlen_k_), -1);  // first row of the run a column is in, or -1
     std::vector<std::vector<Interval>> runs(static_cast<std::size_t>(seqlen_k_));
     for (int64_t i = 0; i <= seqlen_q_; ++i) {
@@ -80,7 +126,7 @@ class DenseReader {
   int64_t row_stride_, key_stride_, seqlen_q_, seqlen_k_;
 };
 
-HiddenColumns read_dense(const TensorView& visible) {
+StoredColumns read_dense(const TensorView& visible) {
   if ((visible.dtype != DataType::kBool && visible.dtype != DataType::kUInt8) ||
       (visible.rank != 2 && visible.rank != 4)) {
     throw_invalid("visible is ", describe(visible),
@@ -98,7 +144,7 @@ HiddenColumns read_dense(const TensorView& visible) {
     throw_invalid("visible is on a CUDA device; it is read here and must be in host memory");
   check_data("visible", visible);
   const bool empty = seqlen_q == 0 || seqlen_k == 0;
-  HiddenColumns columns(seqlen_q, seqlen_k, batch, heads);
+  StoredColumns columns(seqlen_q, seqlen_k, batch, heads);
   const auto* data = static_cast<const uint8_t*>(visible.data);
   for (int64_t b = 0; b < batch; ++b) {
     for (int64_t h = 0; h < heads; ++h) {
@@ -110,19 +156,9 @@ HiddenColumns read_dense(const TensorView& visible) {
 }
 
 /// The fewest intervals beside the tightest band.
-MaskParts fit_dense(const HiddenColumns& columns) {
+Fit fit_dense(const HiddenColumns& columns) {
   const int64_t q_offset = columns.seqlen_k() - columns.seqlen_q();
   return fit_two_intervals(columns, columns.tightest_bands(q_offset), q_offset, "the dense mask");
-}
-
-/// At most one interval, in (lts, lte).
-StartEndRowIndices write_causal(const MaskParts& parts) {
-  return write_indices(parts, true, parts.lte.empty() ? 1 : 2);
-}
-
-/// Writes intervals in the layout with the fewest vectors.
-StartEndRowIndices write_plain(const MaskParts& parts) {
-  return write_indices(parts, false, parts.lte.empty() && parts.uts.empty() ? 2 : 4);
 }
 
 }  // namespace
@@ -160,32 +196,32 @@ Mask from_startend_row_indices(const TensorView& indices, bool causal, int64_t s
 }
 
 StartEndRowIndices to_startend_row_indices(const Mask& mask) {
-  if (mask.has_block_mask()) {
-    throw_unsupported(
-        "startend_row_indices cannot hold a block mask: take mask.with_block_mask({}) and pass the block mask as its "
-        "own argument");
-  }
-  const HiddenColumns columns = HiddenColumns::of(mask);
-  const int64_t bottom_right = mask.seqlen_k() - mask.seqlen_q();  // the diagonal of `causal` in FlashMask's call
-  if (columns.contains_outside_of(Band::causal(), bottom_right)) {
-    if (const auto parts = try_fit(columns, Band::causal(), bottom_right, 1, Layout::kFewestIntervals)) {
-      return write_causal(*parts);
-    }
-  }
-  const std::array none{Band::none()};
-  return write_plain(fit_two_intervals(columns, none, bottom_right, "the mask without a band", Layout::kFewestVectors));
+  check_no_block_mask(mask);
+  const MaskColumns columns(mask);
+  return write(columns, smallest_form(columns));
 }
 
-Mask from_dense(const TensorView& visible) { return Mask(fit_dense(read_dense(visible))); }
+StartEndRowIndices read_startend_row_indices(const Mask& mask,
+                                             const std::function<void(std::span<const int32_t>)>& take) {
+  check_no_block_mask(mask);
+  const MaskColumns columns(mask);
+  const FittedForm form = smallest_form(columns);
+  for_each_column(columns, form, take);
+  return empty_indices(columns, form);
+}
+
+Mask from_dense(const TensorView& visible) { return Mask(fit_dense(read_dense(visible)).parts()); }
 
 VectorForm vector_form_of_dense(const TensorView& visible) {
-  const HiddenColumns columns = read_dense(visible);
-  const MaskParts parts = fit_dense(columns);
+  const StoredColumns columns = read_dense(visible);
+  const Fit fit = fit_dense(columns);
+  const MaskParts parts = fit.parts();
   const auto [lo, hi] = parts.band;
   VectorForm form{.seqlen_q = parts.seqlen_q};
   const bool causal = hi && parts.uts.empty() && parts.ute.empty();
-  form.indices = causal ? write_causal(parts)
-                        : write_plain(*try_fit(columns, parts.band, *parts.q_offset, 2, Layout::kFewestVectors));
+  form.indices =
+      write(columns, causal ? causal_form(fit)
+                            : plain_form(*try_fit(columns, parts.band, *parts.q_offset, 2, Layout::kFewestVectors)));
   if (parts.lts.empty() && parts.lte.empty() && parts.uts.empty() && parts.ute.empty()) form.indices.vectors = 0;
   if (const int64_t edge = hi.value_or(lo.value_or(0))) form.q_offset = *parts.q_offset + edge;
   if (lo) form.window = {hi ? *hi - *lo : 0, hi ? 0 : -1};

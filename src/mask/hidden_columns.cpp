@@ -2,7 +2,9 @@
 #include "mask/hidden_columns.h"
 
 #include <algorithm>
+#include <functional>
 #include <optional>
+#include <utility>
 
 #include "common/message.h"
 #include "mask/host_only.h"
@@ -65,81 +67,56 @@ Need count_needed(const HiddenColumns& columns, const BandRows& band) {
   return need;
 }
 
-void drop_if_all(std::vector<int32_t>& values, int32_t value) {
-  if (std::all_of(values.begin(), values.end(), [value](int32_t v) { return v == value; })) values.clear();
+/// Drops empty intervals, sorts the others and merges them where they touch.
+void merge(std::vector<Interval>& hidden) {
+  std::erase_if(hidden, [](const Interval& x) { return x.begin >= x.end; });
+  std::sort(hidden.begin(), hidden.end(), [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
+  std::size_t merged = 0;
+  for (const Interval& x : hidden) {
+    if (merged > 0 && x.begin <= hidden[merged - 1].end) {
+      hidden[merged - 1].end = std::max(hidden[merged - 1].end, x.end);
+    } else {
+      hidden[merged++] = x;
+    }
+  }
+  hidden.resize(merged);
 }
 
-MaskParts write_intervals(const HiddenColumns& columns, const Band& band, int64_t q_offset, int most, Layout layout) {
-  MaskParts parts{.seqlen_q = columns.seqlen_q(),
-                  .seqlen_k = columns.seqlen_k(),
-                  .band = band,
-                  .q_offset = q_offset,
-                  .batch = columns.batch(),
-                  .heads = columns.heads()};
-  if (most == 0) return parts;
-  const BandRows rows(band, q_offset, columns.seqlen_q());
-  const auto n = static_cast<std::size_t>(columns.count());
+/// Bounds of a column that hides nothing.
+ColumnBounds empty_bounds(const HiddenColumns& columns) {
   const auto end = static_cast<int32_t>(columns.seqlen_q());
-  parts.lts.assign(n, end);
-  parts.lte.assign(n, end);
-  parts.uts.assign(n, 0);
-  parts.ute.assign(n, 0);
-  for (std::size_t at = 0; at < n; ++at) {
-    const auto column = static_cast<int64_t>(at);
-    std::optional<Interval> first, second;
-    for_each_part(columns[column], rows.inside(column % columns.seqlen_k()),
-                  [&](Interval part) { (first ? second : first) = part; });
-    // A single run goes where the smaller vector form wants it: up from row 0, or down to the last row.
-    const bool one_pair = most == 1 && layout == Layout::kFewestIntervals;
-    if (first && !second && (one_pair || first->begin > 0 || first->end == end)) std::swap(first, second);
-    if (first) parts.uts[at] = first->begin, parts.ute[at] = first->end;
-    if (second) parts.lts[at] = second->begin, parts.lte[at] = second->end;
-  }
-  drop_if_all(parts.lte, end);
-  if (parts.lte.empty()) drop_if_all(parts.lts, end);
-  drop_if_all(parts.uts, 0);
-  if (parts.uts.empty()) drop_if_all(parts.ute, 0);
-  return parts;
+  return {end, end, 0, 0};
 }
 
 }  // namespace
 
-HiddenColumns::HiddenColumns(int64_t seqlen_q, int64_t seqlen_k, int64_t batch, int64_t heads)
-    : seqlen_q_(seqlen_q), seqlen_k_(seqlen_k), batch_(batch), heads_(heads) {
-  begin_.reserve(static_cast<std::size_t>(batch * heads * seqlen_k) + 1);
+MaskColumns::MaskColumns(Mask mask)
+    : HiddenColumns(mask.seqlen_q(), mask.seqlen_k(), mask.batch(), mask.heads()), mask_(std::move(mask)) {
+  require_host(mask_.view(), "the conversion or composition");
+  for (int64_t b = 0; b < batch(); ++b) positions_.emplace_back(position_band(mask_.view(), b), seqlen_q());
 }
 
-HiddenColumns HiddenColumns::of(const Mask& mask) {
-  const MaskView& view = mask.view();
-  require_host(view, "the conversion or composition");
-  HiddenColumns result(view.seqlen_q, view.seqlen_k, view.batch(), view.heads());
-  std::vector<Interval> hidden;
-  for (int64_t b = 0; b < view.batch(); ++b) {
-    for (int64_t h = 0; h < view.heads(); ++h) {
-      const rules::Columns column = columns(view, b, h);
-      const PositionRows positions(position_band(view, b), view.seqlen_q);
-      for (int64_t j = 0; j < view.seqlen_k; ++j) {
-        const rules::HiddenRows rows = rules::hidden_rows(column, static_cast<int32_t>(j));
-        hidden.assign(std::begin(rows.interval), std::end(rows.interval));
-        positions.add_hidden(j, hidden);
-        result.append(hidden);
-      }
-    }
+std::span<const Interval> MaskColumns::operator[](int64_t column) const {
+  const int64_t j = column % seqlen_k(), bh = column / seqlen_k();
+  const int64_t b = bh / heads(), h = bh % heads();
+  Interval own[4];
+  const int n = rules::merge(rules::hidden_rows(columns(mask_.view(), b, h), static_cast<int32_t>(j)), own);
+  hidden_.assign(own, own + n);
+  if (compares_positions(mask_.view())) {
+    positions_[static_cast<std::size_t>(b)].add_hidden(j, hidden_);
+    merge(hidden_);
   }
-  return result;
+  return hidden_;
 }
 
-void HiddenColumns::append(std::vector<Interval>& hidden) {
-  std::erase_if(hidden, [](const Interval& x) { return x.begin >= x.end; });
-  std::sort(hidden.begin(), hidden.end(), [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
-  const std::size_t first = intervals_.size();
-  for (const Interval& x : hidden) {
-    if (intervals_.size() > first && x.begin <= intervals_.back().end) {
-      intervals_.back().end = std::max(intervals_.back().end, x.end);
-    } else {
-      intervals_.push_back(x);
-    }
-  }
+StoredColumns::StoredColumns(int64_t seqlen_q, int64_t seqlen_k, int64_t batch, int64_t heads)
+    : HiddenColumns(seqlen_q, seqlen_k, batch, heads) {
+  begin_.reserve(static_cast<std::size_t>(count()) + 1);
+}
+
+void StoredColumns::append(std::vector<Interval>& hidden) {
+  merge(hidden);
+  intervals_.insert(intervals_.end(), hidden.begin(), hidden.end());
   begin_.push_back(static_cast<int64_t>(intervals_.size()));
 }
 
@@ -176,15 +153,58 @@ bool HiddenColumns::contains_outside_of(const Band& band, int64_t q_offset) cons
   return true;
 }
 
-std::optional<MaskParts> try_fit(const HiddenColumns& columns, const Band& band, int64_t q_offset, int limit,
-                                 Layout layout) {
-  const int most = count_needed(columns, BandRows(band, q_offset, columns.seqlen_q())).most;
-  if (most > limit) return std::nullopt;
-  return write_intervals(columns, band, q_offset, most, layout);
+Fit::Fit(const HiddenColumns& columns, const Band& band, int64_t q_offset, int most, Layout layout)
+    : columns_(columns), band_(band), q_offset_(q_offset), one_pair_(most == 1 && layout == Layout::kFewestIntervals) {
+  if (most == 0) return;
+  const ColumnBounds empty = empty_bounds(columns);
+  for (int64_t column = 0; column < columns.count(); ++column) {
+    const ColumnBounds bounds = (*this)[column];
+    for (std::size_t v = 0; v < bounds.size(); ++v) has_[v] |= bounds[v] != empty[v];
+  }
 }
 
-MaskParts fit_two_intervals(const HiddenColumns& columns, std::span<const Band> candidates, int64_t q_offset,
-                            std::string_view what, Layout layout) {
+ColumnBounds Fit::operator[](int64_t column) const {
+  const auto end = static_cast<int32_t>(columns_.seqlen_q());
+  const BandRows rows(band_, q_offset_, columns_.seqlen_q());
+  std::optional<Interval> first, second;
+  for_each_part(columns_[column], rows.inside(column % columns_.seqlen_k()),
+                [&](Interval part) { (first ? second : first) = part; });
+  // A single run goes where the smaller vector form wants it: up from row 0, or down to the last row.
+  if (first && !second && (one_pair_ || first->begin > 0 || first->end == end)) std::swap(first, second);
+  ColumnBounds bounds = empty_bounds(columns_);
+  if (second) bounds[0] = second->begin, bounds[1] = second->end;
+  if (first) bounds[2] = first->begin, bounds[3] = first->end;
+  return bounds;
+}
+
+MaskParts Fit::parts() const {
+  MaskParts parts{.seqlen_q = columns_.seqlen_q(),
+                  .seqlen_k = columns_.seqlen_k(),
+                  .band = band_,
+                  .q_offset = q_offset_,
+                  .batch = columns_.batch(),
+                  .heads = columns_.heads()};
+  for (const auto vector : kVectors) {
+    if (has(vector)) (parts.*vector).reserve(static_cast<std::size_t>(columns_.count()));
+  }
+  if (std::ranges::none_of(has_, std::identity{})) return parts;
+  for (int64_t column = 0; column < columns_.count(); ++column) {
+    const ColumnBounds bounds = (*this)[column];
+    for (std::size_t v = 0; v < bounds.size(); ++v) {
+      if (has_[v]) (parts.*kVectors[v]).push_back(bounds[v]);
+    }
+  }
+  return parts;
+}
+
+std::optional<Fit> try_fit(const HiddenColumns& columns, const Band& band, int64_t q_offset, int limit, Layout layout) {
+  const int most = count_needed(columns, BandRows(band, q_offset, columns.seqlen_q())).most;
+  if (most > limit) return std::nullopt;
+  return Fit(columns, band, q_offset, most, layout);
+}
+
+Fit fit_two_intervals(const HiddenColumns& columns, std::span<const Band> candidates, int64_t q_offset,
+                      std::string_view what, Layout layout) {
   const Band* best = nullptr;
   Need need;
   for (const Band& band : candidates) {
@@ -200,7 +220,7 @@ MaskParts fit_two_intervals(const HiddenColumns& columns, std::span<const Band> 
                         ", head ", bh % columns.heads(), ", column ", j, ") needs ", need.misfit_needs),
                 j);
   }
-  return write_intervals(columns, *best, q_offset, need.most, layout);
+  return {columns, *best, q_offset, need.most, layout};
 }
 
 }  // namespace flashmask

@@ -4,10 +4,12 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <spawn.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
@@ -22,12 +24,12 @@ namespace flashmask::test {
 struct Outcome {
   int status = -1;
   std::string out, error;
+  int64_t peak_bytes = 0;  ///< the most memory that it had
 };
 
-/// Runs the flashmask program with these arguments; no shell is involved. Its stdout is `device` if one is given.
-inline Outcome run_program(const std::vector<std::string>& arguments, const std::string& device = "") {
-  const TemporaryFolder folder;
-  const std::string out = device.empty() ? folder / "out" : device, error = folder / "error";
+/// Starts the flashmask program with these arguments, stdout and stderr in files; no shell is involved.
+inline pid_t start_program(const std::vector<std::string>& arguments, const std::string& out,
+                           const std::string& error) {
   std::vector<char*> argv{const_cast<char*>(FLASHMASK_EXECUTABLE)};
   for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
   argv.push_back(nullptr);
@@ -39,9 +41,28 @@ inline Outcome run_program(const std::vector<std::string>& arguments, const std:
   const int failed = posix_spawn(&child, FLASHMASK_EXECUTABLE, &actions, nullptr, argv.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
   if (failed != 0) throw std::runtime_error("cannot start " FLASHMASK_EXECUTABLE);
+  return child;
+}
+
+/// Waits for the end of a program; its exit status, or -1 after a signal, and the memory it had.
+inline Outcome wait_for(pid_t child) {
   int status = 0;
-  if (waitpid(child, &status, 0) != child) throw std::runtime_error("lost the program");
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, device.empty() ? contents_of(out) : "", contents_of(error)};
+  rusage used{};
+  if (wait4(child, &status, 0, &used) != child) throw std::runtime_error("lost the program");
+  return {.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1,
+          .out = "",
+          .error = "",
+          .peak_bytes = int64_t{used.ru_maxrss} * 1024};
+}
+
+/// Runs the program. Its stdout is `device` if one is given.
+inline Outcome run_program(const std::vector<std::string>& arguments, const std::string& device = "") {
+  const TemporaryFolder folder;
+  const std::string out = device.empty() ? folder / "out" : device, error = folder / "error";
+  Outcome outcome = wait_for(start_program(arguments, out, error));
+  if (device.empty()) outcome.out = contents_of(out);
+  outcome.error = contents_of(error);
+  return outcome;
 }
 
 inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }

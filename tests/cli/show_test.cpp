@@ -123,6 +123,19 @@ TEST(Show, LongMasksAreListedByRunsAndByTheirEnds) {
   EXPECT_EQ(json_of({"show", "causal", "--seqlen", "4096", "--json"})["vectors"]["complete"], true);
 }
 
+TEST(Show, TakesNoMemoryBesideTheMask) {
+  const auto peak = [](const char* family, const char* seqlen) {
+    const Outcome outcome = run_program({"show", family, "--seqlen", seqlen});
+    EXPECT_EQ(outcome.status, 0) << outcome.error;
+    return outcome.peak_bytes;
+  };
+  constexpr int64_t kSlack = 16 << 20;
+  for (const char* family : {"causal", "sliding_window", "causal_document", "document", "prefix_lm_causal"}) {
+    SCOPED_TRACE(family);
+    EXPECT_LE(peak(family, "4000000"), peak(family, "64") + make_family(family, 4'000'000).memory_bytes() + kSlack);
+  }
+}
+
 TEST(Show, TextCellsBoundTheDrawing) {
   const DrawOptions draw{.max_cells = 10};
   expect_contains(output_of({"show", "causal", "--seqlen", "1000", "--text-cells", "10"}),

@@ -22,31 +22,31 @@ std::vector<std::string> form_names(bool causal, int64_t vectors) {
 /// The index, of `own` entries, that entry `index` of `all` reads.
 int64_t broadcast(int64_t index, int64_t all, int64_t own) { return index / (all / own); }
 
-std::optional<StartEndRowIndices> smallest_form(const Mask& mask) {
+/// Nothing if no form of startend_row_indices holds the mask.
+std::optional<MaskVectors> from_form(const Mask& mask, int64_t batch, int64_t head) {
+  const Mask plain = mask.with_block_mask({});
+  const int64_t m =
+      broadcast(batch, mask.batch(), plain.batch()) * plain.heads() + broadcast(head, mask.heads(), plain.heads());
+  const int64_t first = m * plain.seqlen_k(), end = first + plain.seqlen_k();
+  VectorRuns runs;
+  StartEndRowIndices form;
   try {
-    return to_startend_row_indices(mask.with_block_mask({}));
+    form = read_startend_row_indices(plain, [&, column = int64_t{0}](std::span<const int32_t> values) mutable {
+      if (column >= first && column < end) runs.append(values);
+      ++column;
+    });
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kUnrepresentable) return std::nullopt;
     throw;
   }
-}
-
-MaskVectors from_form(const Mask& mask, StartEndRowIndices indices, int64_t batch, int64_t head) {
-  MaskVectors result{.form = "startend_row_indices",
-                     .meaning = {},
-                     .causal = indices.causal,
-                     .columns = indices.seqlen_k,
-                     .names = form_names(indices.causal, indices.vectors)};
-  const std::string band = indices.causal ? fmt::format("causal (key <= row + {})", mask.q_offset()) : "not causal";
-  result.meaning = fmt::format("startend_row_indices [{}, {}, {}, {}], {}: hidden rows of each key column",
-                               indices.batch, indices.heads, indices.seqlen_k, indices.vectors, band);
-  const int64_t m =
-      broadcast(batch, mask.batch(), indices.batch) * indices.heads + broadcast(head, mask.heads(), indices.heads);
-  result.stride = indices.vectors;
-  result.held = std::make_shared<const std::vector<int32_t>>(std::move(indices.values));
-  for (std::size_t n = 0; n < result.names.size() && indices.seqlen_k > 0; ++n)
-    result.vectors.push_back(result.held->data() + m * indices.seqlen_k * indices.vectors + n);
-  return result;
+  const std::string band = form.causal ? fmt::format("causal (key <= row + {})", mask.q_offset()) : "not causal";
+  return MaskVectors{.form = "startend_row_indices",
+                     .meaning = fmt::format("startend_row_indices [{}, {}, {}, {}], {}: hidden rows of each key column",
+                                            form.batch, form.heads, form.seqlen_k, form.vectors, band),
+                     .causal = form.causal,
+                     .columns = form.seqlen_k,
+                     .names = form_names(form.causal, form.vectors),
+                     .runs = std::move(runs)};
 }
 
 std::string edge_text(const std::optional<int64_t>& edge) { return edge ? std::to_string(*edge) : "unbounded"; }
@@ -61,34 +61,41 @@ MaskVectors from_parts(const Mask& mask, int64_t batch, int64_t head) {
   const int64_t m = broadcast(batch, mask.batch(), view.bounds_batch) * view.bounds_heads +
                     broadcast(head, mask.heads(), view.bounds_heads);
   using Named = std::pair<const char*, std::span<const int32_t>>;
+  std::vector<std::span<const int32_t>> vectors;
   for (const auto& [name, vector] :
        {Named{"LTS", mask.lts()}, Named{"LTE", mask.lte()}, Named{"UTS", mask.uts()}, Named{"UTE", mask.ute()}}) {
     if (vector.empty()) continue;
-    const auto own =
-        vector.subspan(static_cast<std::size_t>(m * view.seqlen_k), static_cast<std::size_t>(view.seqlen_k));
     result.names.emplace_back(name);
-    result.vectors.push_back(own.data());
+    vectors.push_back(
+        vector.subspan(static_cast<std::size_t>(m * view.seqlen_k), static_cast<std::size_t>(view.seqlen_k)));
+  }
+  std::vector<int32_t> values(vectors.size());
+  for (std::size_t j = 0; j < static_cast<std::size_t>(view.seqlen_k) && !vectors.empty(); ++j) {
+    for (std::size_t n = 0; n < vectors.size(); ++n) values[n] = vectors[n][j];
+    result.runs.append(values);
   }
   return result;
 }
 
 }  // namespace
 
-MaskVectors mask_vectors(const Mask& mask, int64_t batch, int64_t head) {
-  std::optional<StartEndRowIndices> indices = smallest_form(mask);
-  return indices ? from_form(mask, *std::move(indices), batch, head) : from_parts(mask, batch, head);
+void VectorRuns::append(std::span<const int32_t> values) {
+  if (!last.empty() && std::ranges::equal(values, std::span(last.back().values).first(values.size()))) {
+    ++last.back().end;
+    if (count <= kFirst) ++first.back().end;
+    return;
+  }
+  const int64_t column = last.empty() ? 0 : last.back().end;
+  VectorRun run{.begin = column, .end = column + 1};
+  std::ranges::copy(values, run.values.begin());
+  if (++count <= kFirst) first.push_back(run);
+  if (count > kLast) last.pop_front();
+  last.push_back(run);
 }
 
-void for_each_equal_run(const MaskVectors& vectors, const std::function<void(const VectorRun&)>& f) {
-  if (vectors.vectors.empty()) return;
-  const auto goes_on = [&](int64_t column) {
-    const auto same = [&](const int32_t* v) { return v[column * vectors.stride] == v[(column - 1) * vectors.stride]; };
-    return std::all_of(vectors.vectors.begin(), vectors.vectors.end(), same);
-  };
-  for (int64_t begin = 0, end = 0; begin < vectors.columns; begin = end) {
-    for (end = begin + 1; end < vectors.columns && goes_on(end);) ++end;
-    f({begin, end});
-  }
+MaskVectors mask_vectors(const Mask& mask, int64_t batch, int64_t head) {
+  std::optional<MaskVectors> in_form = from_form(mask, batch, head);
+  return in_form ? *std::move(in_form) : from_parts(mask, batch, head);
 }
 
 }  // namespace flashmask::cli

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -39,8 +40,9 @@ namespace {
 constexpr int64_t kFlopsHeadDim = 128;
 /// Up to this many columns the JSON holds every value of the vectors.
 using io::kMostJsonColumns;
-/// Up to this many runs of equal columns are printed; of more, the first and the last few.
-constexpr int64_t kMostRuns = 16, kEdgeRuns = 6;
+static_assert(kMostJsonColumns <= VectorRuns::kFirst);
+/// Up to this many runs of equal columns are printed; if there are more, the first and the last few.
+constexpr int64_t kMostRuns = 16;
 
 struct ShowArguments {
   std::string source;                   ///< a family, or a file
@@ -197,21 +199,19 @@ std::vector<Output> outputs(const Shown& shown, const ShowArguments& arguments) 
 
 void print_run(const MaskVectors& vectors, const VectorRun& run) {
   fmt::print("  columns [{}, {}):", run.begin, run.end);
-  for (std::size_t n = 0; n < vectors.names.size(); ++n)
-    fmt::print("  {} {}", vectors.names[n], vectors.at(n, run.begin));
+  for (std::size_t n = 0; n < vectors.names.size(); ++n) fmt::print("  {} {}", vectors.names[n], run.values[n]);
   fmt::print("\n");
 }
 
 void print_vectors(const MaskVectors& vectors) {
   fmt::print("{}\n", vectors.meaning);
-  int64_t runs = 0, n = 0;
-  for_each_equal_run(vectors, [&](const VectorRun&) { ++runs; });
-  const int64_t left_out = runs > kMostRuns ? runs - 2 * kEdgeRuns : 0;
-  for_each_equal_run(vectors, [&](const VectorRun& run) {
-    if (left_out > 0 && n == kEdgeRuns) fmt::print("  ... ({} more)\n", left_out);
-    if (n < kEdgeRuns || n >= kEdgeRuns + left_out) print_run(vectors, run);
-    ++n;
-  });
+  const auto& [count, first, last] = vectors.runs;
+  const bool all = count <= kMostRuns;
+  for (const VectorRun& run : std::span(first).first(static_cast<std::size_t>(all ? count : VectorRuns::kLast)))
+    print_run(vectors, run);
+  if (all) return;
+  fmt::print("  ... ({} more)\n", count - 2 * VectorRuns::kLast);
+  for (const VectorRun& run : last) print_run(vectors, run);
 }
 
 /// Prints statistics that the drawing's legend leaves out.
@@ -246,7 +246,7 @@ Json vectors_json(const MaskVectors& vectors) {
   if (vectors.columns <= kMostJsonColumns) {
     for (std::size_t n = 0; n < vectors.names.size(); ++n) {
       Json& own = values[vectors.names[n]] = Json::array();
-      for (int64_t j = 0; j < vectors.columns; ++j) own.push_back(vectors.at(n, j));
+      for (const VectorRun& run : vectors.runs.first) own.insert(own.end(), run.end - run.begin, run.values[n]);
     }
   }
   json["names"] = vectors.names;
