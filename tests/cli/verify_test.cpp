@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <signal.h>
+
 #include <algorithm>
+#include <chrono>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
+#include <thread>
 
 #include "cli/program.h"
 #include "verify/case.h"
@@ -98,6 +102,22 @@ TEST(Verify, TheSameSeedGivesTheSameCases) {
   for (const std::string& line : lines) EXPECT_EQ(describe(verify::parse_case(line)), line);
   // A longer list begins with the shorter one.
   EXPECT_TRUE(output_of({"verify", "--list", "--cases", "60", "--seed", "1"}).starts_with(cases("1")));
+}
+
+TEST(Verify, ChecksCasesAsItDrawsThem) {
+  const TemporaryFolder folder;
+  const std::string error = folder / "error";
+  const pid_t program = start_program(on_backend({"verify", "--cases", "1000000000000"}), "/dev/null", error);
+  // A list that is made first would not end before memory does.
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(2);
+  while (!contains(contents_of(error), "verify 1000000000000 cases: 0 %") &&
+         std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  const std::string said = contents_of(error);
+  kill(program, SIGKILL);
+  wait_for(program);
+  expect_contains(said, "verify 1000000000000 cases: 0 %");
 }
 
 TEST(Verify, AListIsPrintedAsItIsMade) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -125,24 +126,63 @@ void print_failure(std::size_t index, const verify::Case& c, const verify::Verdi
   std::fflush(stdout);
 }
 
-verify::Tally check(const std::vector<verify::Case>& cases, const VerifyArguments& arguments, bool json) {
-  // Short cases cost something too: the constant is about the cost of an empty one.
-  const auto work = [](const verify::Case& c) { return c.cost() + 100'000; };
-  int64_t total = 0;
-  for (const verify::Case& c : cases) total += work(c);
-  Progress progress(fmt::format("verify {} cases", cases.size()), total, /*show_counts=*/false);
-  verify::Tally tally;
-  const verify::RunOptions options{.backend = arguments.backend, .threads = arguments.threads};
-  verify::run_cases(cases, options, arguments.jobs, [&](std::size_t index, const verify::Verdict& verdict) {
-    tally.add(index, cases[index], verdict);
-    if (!verdict.passed() && !json) {
-      progress.clear();
-      print_failure(index, cases[index], verdict, arguments.backend);
-    }
-    progress.advance(work(cases[index]));
-  });
-  return tally;
-}
+/// Checks cases as they are made, a block of them at a time.
+class Checker {
+ public:
+  Checker(const VerifyArguments& arguments, bool json) : arguments_(arguments), json_(json) {}
+
+  void add(const verify::Case& c) {
+    block_.push_back(c);
+    if (block_.size() == kBlock) check_block();
+  }
+
+  verify::Tally finish() && {
+    check_block();
+    return std::move(tally_);
+  }
+
+ private:
+  /// More than the covering list has, so that its most expensive cases all come first.
+  static constexpr std::size_t kBlock = 4096;
+
+  /// Short cases cost something too: the constant is about the cost of an empty one.
+  static int64_t work(const verify::Case& c) { return c.cost() + 100'000; }
+
+  /// Takes the first block as a sample of the others.
+  void start_progress() {
+    const bool random = arguments_.lines.empty() && !arguments_.covering;
+    const auto cases = random ? static_cast<std::size_t>(arguments_.cases) : block_.size();
+    double total = 0;
+    for (const verify::Case& c : block_) total += static_cast<double>(work(c));
+    total *= static_cast<double>(cases) / static_cast<double>(block_.size());
+    progress_.emplace(fmt::format("verify {} cases", cases), static_cast<int64_t>(std::min(total, 9e18)),
+                      /*show_counts=*/false);
+  }
+
+  void check_block() {
+    if (block_.empty()) return;
+    if (!progress_) start_progress();
+    const verify::RunOptions options{.backend = arguments_.backend, .threads = arguments_.threads};
+    verify::run_cases(block_, options, arguments_.jobs, [&](std::size_t index, const verify::Verdict& verdict) {
+      const verify::Case& c = block_[index];
+      tally_.add(first_ + index, c, verdict);
+      if (!verdict.passed() && !json_) {
+        progress_->clear();
+        print_failure(first_ + index, c, verdict, arguments_.backend);
+      }
+      progress_->advance(work(c));
+    });
+    first_ += block_.size();
+    block_.clear();
+  }
+
+  const VerifyArguments& arguments_;
+  const bool json_;
+  std::vector<verify::Case> block_;
+  std::size_t first_ = 0;  ///< index of the block's first case
+  std::optional<Progress> progress_;
+  verify::Tally tally_;
+};
 
 Json to_json(const verify::Tally& tally, const VerifyArguments& arguments) {
   Json failures = Json::array();
@@ -162,9 +202,9 @@ Json to_json(const verify::Tally& tally, const VerifyArguments& arguments) {
 void run_verify(const VerifyArguments& arguments, const Global& global) {
   if (arguments.list) return list_cases(arguments, global.json);
   check_backend(arguments.backend);
-  std::vector<verify::Case> cases;
-  each_case(arguments, [&](const verify::Case& c) { cases.push_back(c); });
-  const verify::Tally tally = check(cases, arguments, global.json);
+  Checker checker(arguments, global.json);
+  each_case(arguments, [&](const verify::Case& c) { checker.add(c); });
+  const verify::Tally tally = std::move(checker).finish();
   if (global.json) {
     print_json(to_json(tally, arguments));
   } else {
