@@ -8,7 +8,7 @@
 namespace flashmask {
 namespace {
 
-constexpr const char* kAbsent = "not compiled in; build with nvcc and -DFLASHMASK_CUDA=ON";
+constexpr const char* kAbsent = "not compiled in; build with CUDA=on (make demo CUDA=on) or -DFLASHMASK_CUDA=ON";
 
 [[noreturn]] void throw_absent(const char* what) {
   throw Error(ErrorCode::kNoDevice, message(what, ": the CUDA backend is ", kAbsent));
