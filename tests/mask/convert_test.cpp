@@ -2,6 +2,10 @@
 // Conversions: startend_row_indices and dense matrices, in and out. The exhaustive part is in exhaustive_test.cpp.
 #include <gtest/gtest.h>
 
+#include <span>
+#include <tuple>
+#include <vector>
+
 #include "flashmask/mask.h"
 #include "support/brute_force.h"
 #include "support/drawn_mask.h"
@@ -206,6 +210,14 @@ TEST(ToStartEnd, RandomMasksOfManyHeads) {
     ASSERT_EQ(to_dense(read), expected) << "case " << n;
     for (const int32_t value : indices.values)
       ASSERT_TRUE(value >= 0 && value <= mask.seqlen_q()) << "values are rows of the call";
+    std::vector<int32_t> by_column;
+    const StartEndRowIndices form_read = read_startend_row_indices(mask, [&](std::span<const int32_t> values) {
+      by_column.insert(by_column.end(), values.begin(), values.end());
+    });
+    ASSERT_EQ(by_column, indices.values) << "case " << n;
+    ASSERT_EQ(std::tuple(form_read.causal, form_read.batch, form_read.heads, form_read.seqlen_k, form_read.vectors),
+              std::tuple(indices.causal, indices.batch, indices.heads, indices.seqlen_k, indices.vectors));
+    ASSERT_TRUE(form_read.values.empty());
   }
   EXPECT_GT(refused, 0);
 }
