@@ -62,7 +62,7 @@ void draw_options(ByteReader& bytes, Drawn& drawn) {
   constexpr int64_t kThreads[] = {1, 1, 2, 3, 100000, 0};
   o.threads = static_cast<int32_t>(bytes.one_of(kThreads));
   if (kind & 1) o.flags |= FM_DETERMINISTIC;
-  if (kind & 2) o.flags |= FM_HAS_SCALE, o.softmax_scale = bytes.byte() / 64.0 - 1;
+  if (kind & 2) o.flags |= FM_HAS_SCALE, o.softmax_scale = bytes.byte() / 64.0;
   drawn.null_options = kind % 16 == 8 && drawn.args.q.dtype != FM_FLOAT64;
   if (kind & 16 && !drawn.null_options) {
     lay_out(o.sink, FM_FLOAT32, {drawn.args.q.shape[2]});
