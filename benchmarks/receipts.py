@@ -182,14 +182,14 @@ def run_of(receipt, case):
     return {name: case.get("run", receipt)[name] for name in RUN}
 
 
-def is_of_plan(name):
+def is_plan_kernel(name):
     """True if an id names a kernel of the planner."""
     return name.split(".")[1] == "plan"
 
 
 def parts_of(ids):
     """Splits ids into attention's and the planner's."""
-    return {i for i in ids if not is_of_plan(i)}, {i for i in ids if is_of_plan(i)}
+    return {i for i in ids if not is_plan_kernel(i)}, {i for i in ids if is_plan_kernel(i)}
 
 
 def number_problems(case, where):
@@ -351,7 +351,7 @@ def state_of(recorded, toolkit, library, now=None):
     return f"stale: {', '.join(sorted(differ))}" if differ else FRESH
 
 
-def state_of_case(case, run, library):
+def case_state(case, run, library):
     try:
         now = library.kernels_of(case, run["multiprocessors"])
     except ValueError as error:
@@ -368,7 +368,7 @@ def judge(found, library):
     judged = []
     for name, receipt in found.items():
         for case in receipt["cases"]:
-            judged.append(Judgement(name, case, state_of_case(case, run_of(receipt, case), library)))
+            judged.append(Judgement(name, case, case_state(case, run_of(receipt, case), library)))
         if not receipt["cases"]:
             judged.append(Judgement(name, None, state_of(receipt["kernel_hashes"], receipt["toolkit"], library)))
     return judged

@@ -252,7 +252,7 @@ def lines(cell, device, ranks):
 # --- The run ----------------------------------------------------------------------------------------
 
 
-def rank_of_run(rank, arguments, words, meeting, done):
+def run_rank(rank, arguments, words, meeting, done):
     """Runs one process; rank 0 writes the receipt."""
     warnings.simplefilter("ignore", FutureWarning)
     on_gpu = arguments.device == "cuda"
@@ -298,7 +298,7 @@ def begin_receipt(arguments, words, link):
     receipt["figures"]["context_parallel"] = held
     if on_gpu:
         library = kernels_used.here()
-        of_shapes = library.of_all(shapes_of_run(arguments.ranks))
+        of_shapes = library.of_all(run_shapes(arguments.ranks))
         # A rank's rows of a mask may have a band over positions.
         plain = lambda i: i.replace(".sink.pos", "").replace(".pos", "")
         hashes = {i: h for i, h in sorted(library.hashes.items()) if i in of_shapes or plain(i) in of_shapes}
@@ -306,7 +306,7 @@ def begin_receipt(arguments, words, link):
     return receipt
 
 
-def shapes_of_run(ranks):
+def run_shapes(ranks):
     """Cases as receipts have them: one GPU's, those of a rank's rows, and of a rank's heads."""
     for cell in cells("cuda"):
         for rows, share in ((1, 1), (ranks, 1), (1, ranks)):
@@ -352,7 +352,7 @@ def main(words=None):
     done = [] if arguments.fresh else [label(cell) for cell in cells_of(arguments)]
     with tempfile.TemporaryDirectory() as folder:
         shared = arguments, words, str(Path(folder) / "meeting"), done
-        torch.multiprocessing.spawn(rank_of_run, shared, nprocs=arguments.ranks)
+        torch.multiprocessing.spawn(run_rank, shared, nprocs=arguments.ranks)
     receipt = json.loads(path_of(arguments).read_text())
     tests, held = receipt["tests"], receipt["figures"]["context_parallel"]["cells"]
     every = len(list(cells(arguments.device)))

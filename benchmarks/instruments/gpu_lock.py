@@ -59,8 +59,8 @@ def _in_turn(run):
     """Wraps the function that runs a compiled graph, forward or backward, to take the turn first."""
 
     @functools.wraps(run)
-    def take_and_run(graph, inputs):
+    def lock_and_run(graph, inputs):
         take()
         return run(graph, inputs)
 
-    return take_and_run
+    return lock_and_run

@@ -46,7 +46,7 @@ class Kernels(receipts.Library):
 
     def of_plan(self):
         """Hashes of the planner's kernels for the measured masks, none of which has positions."""
-        planners = {i: found for i, found in sorted(self.hashes.items()) if receipts.is_of_plan(i)}
+        planners = {i: found for i, found in sorted(self.hashes.items()) if receipts.is_plan_kernel(i)}
         return {i: found for i, found in planners.items() if not i.endswith(".positions")}
 
     def of_masks(self):

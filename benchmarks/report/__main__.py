@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks import receipts
 from benchmarks.report import documents, performance_pages
 from benchmarks.report.html_page import page, shown_of
-from benchmarks.report.pictures import drawings, drawings_of_documents
+from benchmarks.report.pictures import document_drawings, drawings
 
 
 def parse_arguments(words):
@@ -52,7 +52,7 @@ def write_page(arguments):
         print(f"not shown: {why}", file=sys.stderr)
 
 
-def warn_of_stale(found, path):
+def warn_about_stale(found, path):
     """The documents show every receipt. A library with GPU kernels, if there is one, says which are of others."""
     try:
         library = receipts.library_of(path)
@@ -74,7 +74,7 @@ def write_documents(found):
     for name, text in pages.items():
         (documents.ROOT / name).write_text(text, encoding="utf-8")
         print(name)
-    write_svg(documents.ROOT / documents.PICTURES, drawings_of_documents(found))
+    write_svg(documents.ROOT / documents.PICTURES, document_drawings(found))
 
 
 def main(words=None):
@@ -83,7 +83,7 @@ def main(words=None):
         if arguments.docs:
             found = receipts.load_folder(arguments.results)
             write_documents(found)
-            warn_of_stale(found, arguments.library)
+            warn_about_stale(found, arguments.library)
         else:
             write_page(arguments)
     except ValueError as error:

@@ -109,7 +109,7 @@ def builds_text(cases):
     lengths = {}
     for case in cases:
         for name, text in case["kernel_hashes"].items():
-            if not receipts.is_of_plan(name):
+            if not receipts.is_plan_kernel(name):
                 lengths.setdefault(name, {}).setdefault(text, set()).add(case["seqlen"])
     kernels = {}
     for name, of_build in lengths.items():

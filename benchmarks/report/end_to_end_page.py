@@ -153,7 +153,7 @@ def throughput(topics):
         "",
         *attention_alone(cells),
         *first_steps(cells, names),
-        *masks_of_steps(cells, names),
+        *step_masks(cells, names),
     ]
 
 
@@ -222,7 +222,7 @@ def first_steps(cells, names):
     ]
 
 
-def masks_of_steps(cells, names):
+def step_masks(cells, names):
     attention = [name for name in names if name != "nothing"]
     show = lambda r: f"{size_text(r['mask_bytes'])}, {ms_text(r['mask_ms'])} ms"  # noqa: E731
     return [

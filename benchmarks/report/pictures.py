@@ -102,7 +102,7 @@ def drawings(cases, figures):
     return {**made, "mask-memory": memory_chart()}
 
 
-def drawings_of_documents(found):
+def document_drawings(found):
     """{file stem: SVG} of all pictures in docs/img that are drawn from {file name: receipt}."""
     cases, topics = documents.of_receipts(found)
     return {**drawings(cases, figures_in(topics)), **end_to_end_page.drawings(topics)}

@@ -49,8 +49,8 @@ class Arrays {
   size_t next_ = 0;
 };
 
-template <typename Of>
-fm_mask mask_of(const Of& attributes, int64_t seqlen_q, int64_t seqlen_k, Arrays& arrays) {
+template <typename Attrs>
+fm_mask mask_of(const Attrs& attributes, int64_t seqlen_q, int64_t seqlen_k, Arrays& arrays) {
   fm_mask mask{};
   mask.struct_size = sizeof(mask);
   mask.flags = static_cast<uint32_t>(attributes.mask_flags);
@@ -229,14 +229,14 @@ ffi::Error build_plan_cuda(int32_t ordinal, void* stream, PlanAttributes attribu
   return plan_of(attributes, arguments, *plan, Place{1 + ordinal, stream});
 }
 
-template <typename Of = Attributes>
+template <typename Attrs = Attributes>
 auto on_host() {
-  return ffi::Ffi::Bind().Attrs<Of>().RemainingArgs();
+  return ffi::Ffi::Bind().Attrs<Attrs>().RemainingArgs();
 }
 
-template <typename Of = Attributes>
+template <typename Attrs = Attributes>
 auto on_cuda() {
-  return ffi::Ffi::Bind().Ctx<ffi::DeviceOrdinal>().Ctx<ffi::PlatformStream<void*>>().Attrs<Of>().RemainingArgs();
+  return ffi::Ffi::Bind().Ctx<ffi::DeviceOrdinal>().Ctx<ffi::PlatformStream<void*>>().Attrs<Attrs>().RemainingArgs();
 }
 
 }  // namespace

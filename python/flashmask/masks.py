@@ -132,7 +132,7 @@ def from_startend(
     q_offset: default seqlen_k - seqlen_q.
     """
     if not isinstance(startend_row_indices, torch.Tensor) or startend_row_indices.ndim != 4:
-        got = arguments.given(startend_row_indices)
+        got = arguments.describe(startend_row_indices)
         raise ValueError(f"startend_row_indices is {got}; it must be a tensor [batch, heads, seqlen_k, n]")
     seqlen_k = startend_row_indices.shape[2]
     return Mask(
@@ -155,7 +155,7 @@ def from_dense(visible: torch.Tensor) -> Mask:
     is_matrix = isinstance(visible, torch.Tensor) and visible.dtype in (torch.bool, torch.uint8)
     if not is_matrix or visible.ndim not in (2, 4):
         raise ValueError(
-            f"visible is {arguments.given(visible)}; "
+            f"visible is {arguments.describe(visible)}; "
             "it must be bool or uint8, [seqlen_q, seqlen_k] or [batch, heads, seqlen_q, seqlen_k]"
         )
     return Mask(**mask_forms.from_dense(visible if visible.ndim == 4 else visible[None, None]))

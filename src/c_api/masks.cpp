@@ -97,7 +97,7 @@ void write_from_dense(const fm_tensor* from, fm_mask* out) {
   if (visible.rank != 4)
     throw_invalid("visible is ", describe(visible), "; it must be bool or uint8 [batch, heads, seqlen_q, seqlen_k]");
   MaskOut room(out, visible.shape[0], visible.shape[1], visible.shape[3]);
-  room.write(vector_form_of_dense(visible));
+  room.write(vector_form_from_dense(visible));
 }
 
 void write_startend(const fm_mask* from, fm_mask* out) {

@@ -8,7 +8,7 @@ using namespace flashmask::c_api;
 
 fm_status fm_plan_bytes(const fm_mask* mask, size_t* bytes) {
   return guarded([&] {
-    const PlanLayout layout = layout_of_plan(CallMask(mask, {}).view());
+    const PlanLayout layout = plan_layout(CallMask(mask, {}).view());
     required(bytes, "bytes") = static_cast<size_t>(layout.bytes);
   });
 }
@@ -18,7 +18,7 @@ fm_status fm_plan_build(const fm_mask* mask, void* buffer, size_t bytes, const f
     const CallOptions call(options);
     const std::span<std::byte> plan = memory(buffer, bytes, "buffer");
     CallMask of(mask, call.device);
-    check_plan_buffer("plan buffer", plan, layout_of_plan(of.view()));
+    check_plan_buffer("plan buffer", plan, plan_layout(of.view()));
     build_plan(of.hashed_contents(), plan, call.device, call.options.stream);
   });
 }
@@ -31,7 +31,7 @@ fm_status fm_plan_validate(const fm_mask* mask, const void* plan, size_t plan_by
     CallMask of(mask, call.device);
     const PlanView view = read_plan(plan, plan_bytes, {}, &of.view(), call.device);
     // A plan of other shapes is refused without a look at the contents.
-    if (view.layout() == layout_of_plan(of.view())) of.hashed_contents();
+    if (view.layout() == plan_layout(of.view())) of.hashed_contents();
     validate_plan(of.view(), view, memory(scratch, scratch_bytes, "scratch"), call.options.stream);
   });
 }

@@ -28,13 +28,13 @@ void check_mask_device(const MaskView& mask, const Device& device) {
 void build_plan(const MaskView& mask, std::span<std::byte> buffer, Device device, void* stream) {
   check_mask_device(mask, device);
   check_stream(device, stream);
-  check_plan_buffer("plan buffer", buffer, layout_of_plan(mask));
+  check_plan_buffer("plan buffer", buffer, plan_layout(mask));
   backend_for(device.kind).build_plan(mask, buffer, device, stream);
 }
 
 void validate_plan(const MaskView& mask, const PlanView& plan, std::span<std::byte> scratch, void* stream) {
   if (!plan.defined()) throw_invalid("plan is undefined");
-  const PlanLayout layout = layout_of_plan(mask);
+  const PlanLayout layout = plan_layout(mask);
   check_mask_device(mask, plan.device());
   if (plan.layout() != layout) throw_other_mask();
   check_stream(plan.device(), stream);

@@ -38,7 +38,7 @@ void dropout_mask(const Dropout& dropout, const TensorView& kept) {
   const auto keys = static_cast<uint32_t>(kept.shape[3]);
   const auto fill_row = [&](uint32_t b, uint32_t h, uint32_t i, uint8_t* row) {
     for (uint32_t j0 = 0; j0 < keys; j0 += 2) {
-      const auto words = dropout::draw(key, b, h, dropout::draw_of_row(i), dropout::draw_of_key(j0));
+      const auto words = dropout::draw(key, b, h, dropout::row_draw(i), dropout::key_draw(j0));
       for (uint32_t j = j0; j < keys && j < j0 + 2; ++j)
         row[j * kept.stride[3]] = dropout::bits_of(words, i, j) >= threshold;
     }

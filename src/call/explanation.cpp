@@ -50,16 +50,16 @@ std::string to_json(const Explanation& e) {
       .add("backend", e.backend.empty() ? "null" : json_string(e.backend))
       .add_string("reason", e.reason)
       .add_string("configuration", e.configuration)
-      .add("features", json_array_of_strings(e.features))
+      .add("features", json_string_array(e.features))
       .add_string("arch", e.arch)
       .add_string("instance", e.instance)
-      .add("kernels", json_array_of_strings(e.kernels))
+      .add("kernels", json_string_array(e.kernels))
       .add("tile", json_of(e.tile))
       .add_number("padding_share", e.padding_share)
       .add("live_tiles", e.live_tiles < 0 ? "null" : message(e.live_tiles))
       .add_number("tiles", e.tiles)
       .add_number("workspace_bytes", e.workspace_bytes)
-      .add("rejected", json_array_of_strings(e.rejected))
+      .add("rejected", json_string_array(e.rejected))
       .text();
 }
 

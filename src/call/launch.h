@@ -94,7 +94,7 @@ inline const char* host_refusal(const Problem& p) {
 }
 
 /// Names the source of a call's plan, for Explanation::configuration.
-inline const char* source_of_plan(const Problem& p) {
+inline const char* plan_source(const Problem& p) {
   if (p.dense.defined()) return "dense mask: every tile executed";
   return p.plan.defined() ? "plan given" : "plan made in the call";
 }

@@ -98,7 +98,7 @@ Choice choose(const Problem& problem, std::string_view wanted, Reasons reasons) 
 }
 
 /// Size of a call's workspace: the plan that it makes, then the backend's own.
-std::size_t bytes_of_workspace(const Launch& launch, int64_t plan_bytes) {
+std::size_t total_workspace_bytes(const Launch& launch, int64_t plan_bytes) {
   const int64_t parts = plan_bytes + launch.workspace_bytes();
   return parts == 0 ? 0 : static_cast<std::size_t>(parts + kWorkspaceAlignment);
 }
@@ -112,13 +112,13 @@ std::byte* aligned(std::span<std::byte> memory) {
 /// Makes the plan of the call's mask in `buffer`.
 PlanView make_plan(const Problem& problem, std::span<std::byte> buffer) {
   build_plan(problem.mask, buffer, problem.device, problem.stream);
-  if (problem.dense.defined()) make_full_tiles_partial(buffer, layout_of_plan(problem.mask));
+  if (problem.dense.defined()) make_full_tiles_partial(buffer, plan_layout(problem.mask));
   return problem.device.kind == Device::Kind::kCpu
              ? PlanView(buffer)
-             : PlanView::on_device(layout_of_plan(problem.mask), buffer, problem.device);
+             : PlanView::on_device(plan_layout(problem.mask), buffer, problem.device);
 }
 
-const MaskView* view_of_mask(const AttentionInputs& args) { return args.mask ? &args.mask->view() : nullptr; }
+const MaskView* mask_view(const AttentionInputs& args) { return args.mask ? &args.mask->view() : nullptr; }
 
 /// Runs f, turning a failed allocation into the library's error.
 template <typename F>
@@ -132,7 +132,7 @@ auto guarded(F&& f) {
 
 template <typename Args>
 Explanation explain_args(const Args& args, const Options& options, const std::optional<GpuModel>& gpu) {
-  Problem problem = check(args, view_of_mask(args), options, false);
+  Problem problem = check(args, mask_view(args), options, false);
   problem.gpu = gpu;
   Explanation explanation = explain_problem(problem, options.backend);
   if (lacks_live_tiles(problem, explanation)) count_live_tiles(problem, explanation);
@@ -149,10 +149,10 @@ Launch prepare(const Problem& problem, std::string_view wanted) {
 
 int64_t plan_bytes(const Problem& problem, const Launch& launch) {
   const bool makes_plan = launch.reads_plan() && !problem.plan.defined();
-  return makes_plan ? round_up(layout_of_plan(problem.mask).bytes, kWorkspaceAlignment) : 0;
+  return makes_plan ? round_up(plan_layout(problem.mask).bytes, kWorkspaceAlignment) : 0;
 }
 
-std::size_t Call::workspace_bytes() const { return bytes_of_workspace(launch_, plan_bytes_); }
+std::size_t Call::workspace_bytes() const { return total_workspace_bytes(launch_, plan_bytes_); }
 
 void Call::set_mask(const MaskView& mask) {
   problem_.mask = mask;
@@ -180,7 +180,7 @@ Explanation explain_problem(const Problem& problem, std::string_view backend) {
   result.reason = choice.asked_for_by ? message("asked for by ", choice.asked_for_by)
                                       : "the first backend in the order of preference that takes the call";
   result.tile = choice.launch->tile();
-  result.workspace_bytes = bytes_of_workspace(*choice.launch, plan_bytes(problem, *choice.launch));
+  result.workspace_bytes = total_workspace_bytes(*choice.launch, plan_bytes(problem, *choice.launch));
   choice.launch->explain(result);
   const auto tiles = checked_product(problem.batch, problem.heads_q, ceil_div(problem.seqlen_q, result.tile.rows),
                                      ceil_div(problem.seqlen_k, result.tile.keys));
@@ -222,19 +222,19 @@ std::vector<BackendInfo> backends() {
 }
 
 std::size_t forward_workspace(const ForwardArgs& args, const Options& options) {
-  return guarded([&] { return Call(args, view_of_mask(args), options, false).workspace_bytes(); });
+  return guarded([&] { return Call(args, mask_view(args), options, false).workspace_bytes(); });
 }
 
 std::size_t backward_workspace(const BackwardArgs& args, const Options& options) {
-  return guarded([&] { return Call(args, view_of_mask(args), options, false).workspace_bytes(); });
+  return guarded([&] { return Call(args, mask_view(args), options, false).workspace_bytes(); });
 }
 
 void forward(const ForwardArgs& args, std::span<std::byte> workspace, const Options& options) {
-  guarded([&] { Call(args, view_of_mask(args), options, true).run(workspace); });
+  guarded([&] { Call(args, mask_view(args), options, true).run(workspace); });
 }
 
 void backward(const BackwardArgs& args, std::span<std::byte> workspace, const Options& options) {
-  guarded([&] { Call(args, view_of_mask(args), options, true).run(workspace); });
+  guarded([&] { Call(args, mask_view(args), options, true).run(workspace); });
 }
 
 Explanation explain(const ForwardArgs& args, const Options& options, const std::optional<GpuModel>& gpu) {

@@ -40,7 +40,7 @@ class DropoutSource {
   bool keeps(int64_t i, int64_t j) const {
     if (!drops()) return true;
     const auto row = static_cast<uint32_t>(i), key = static_cast<uint32_t>(j);
-    return dropout::bits_of(draw(dropout::draw_of_row(row), dropout::draw_of_key(key)), row, key) >= threshold_;
+    return dropout::bits_of(draw(dropout::row_draw(row), dropout::key_draw(key)), row, key) >= threshold_;
   }
 
  private:

@@ -45,8 +45,8 @@ FLASHMASK_DROPOUT Key key_of(uint64_t seed, uint64_t offset) {
 /// One draw has 16 bits for each of eight elements: rows r and r + 8 by keys k, k + 1, k + 8 and k + 9, where r % 16 <
 /// 8, k % 16 < 8 and k is even. In tensor cores' fragments of S one lane holds all eight, in fragments of S^T it holds
 /// four and its neighbour the others. Returns the number of the draws that have a row or a key.
-FLASHMASK_DROPOUT uint32_t draw_of_row(uint32_t row) { return row / 16 * 8 + row % 8; }
-FLASHMASK_DROPOUT uint32_t draw_of_key(uint32_t key) { return key / 16 * 4 + key % 8 / 2; }
+FLASHMASK_DROPOUT uint32_t row_draw(uint32_t row) { return row / 16 * 8 + row % 8; }
+FLASHMASK_DROPOUT uint32_t key_draw(uint32_t key) { return key / 16 * 4 + key % 8 / 2; }
 
 /// The draw numbered `of_row` and `of_key` in a batch entry and a query head.
 FLASHMASK_DROPOUT Words draw(Key key, uint32_t batch, uint32_t head, uint32_t of_row, uint32_t of_key) {

@@ -33,7 +33,7 @@ inline std::string json_array(const std::vector<std::string>& values) {
   return text + "]";
 }
 
-inline std::string json_array_of_strings(std::vector<std::string> values) {
+inline std::string json_string_array(std::vector<std::string> values) {
   for (std::string& value : values) value = json_string(value);
   return json_array(values);
 }

@@ -14,7 +14,7 @@ constexpr int64_t kMostCells = 4096;
 constexpr int64_t kFlattest = 8;
 
 /// How many cells a side of `length` elements may have when the other has `other`: in proportion.
-int64_t cells_of_side(int64_t length, int64_t other, int64_t max_cells) {
+int64_t side_cells(int64_t length, int64_t other, int64_t max_cells) {
   if (length >= other) return max_cells;
   return std::max({ceil_div(max_cells * length, other), max_cells / kFlattest, int64_t{1}});
 }
@@ -34,7 +34,7 @@ int64_t cell_step(int64_t length, int64_t cells, int64_t tile) {
 }
 
 Partition cells_of(int64_t length, int64_t other, int64_t max_cells, int64_t tile) {
-  return Partition(length, cell_step(length, cells_of_side(length, other, max_cells), tile));
+  return Partition(length, cell_step(length, side_cells(length, other, max_cells), tile));
 }
 
 }  // namespace

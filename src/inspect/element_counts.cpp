@@ -36,7 +36,7 @@ class HiddenRowTaker {
   void take(int64_t key, RowCounter& counter) {
     rules::Interval hidden[4];
     const int n = rules::merge(rules::hidden_rows(columns_, static_cast<int32_t>(key)), hidden);
-    if (has_positions_) return take_both({hidden, static_cast<std::size_t>(n)}, key, counter);
+    if (has_positions_) return subtract_union({hidden, static_cast<std::size_t>(n)}, key, counter);
     for (int k = 0; k < n; ++k) take(hidden[k], counter);
   }
 
@@ -46,7 +46,7 @@ class HiddenRowTaker {
     counter.add_from(rows.end, 1);
   }
   /// The union of the intervals and the rows that the positions hide, both ascending.
-  void take_both(std::span<const rules::Interval> intervals, int64_t key, RowCounter& counter) {
+  void subtract_union(std::span<const rules::Interval> intervals, int64_t key, RowCounter& counter) {
     both_.clear();
     positions_.add_hidden(key, both_);
     const auto middle = both_.insert(both_.end(), intervals.begin(), intervals.end());

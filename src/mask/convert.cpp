@@ -212,7 +212,7 @@ StartEndRowIndices read_startend_row_indices(const Mask& mask,
 
 Mask from_dense(const TensorView& visible) { return Mask(fit_dense(read_dense(visible)).parts()); }
 
-VectorForm vector_form_of_dense(const TensorView& visible) {
+VectorForm vector_form_from_dense(const TensorView& visible) {
   const StoredColumns columns = read_dense(visible);
   const Fit fit = fit_dense(columns);
   const MaskParts parts = fit.parts();

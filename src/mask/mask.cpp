@@ -27,7 +27,7 @@ struct Bounds {
 };
 
 template <typename T>
-uint64_t hash_of_elements(content_hash::Source source, const std::vector<T>& values) {
+uint64_t elements_hash(content_hash::Source source, const std::vector<T>& values) {
   return content_hash::sum(source, static_cast<int64_t>(values.size()),
                            [&values](int64_t at) { return values[static_cast<std::size_t>(at)]; });
 }
@@ -67,7 +67,7 @@ struct Mask::BlockMask {
     block->batch = keep.empty() ? 1 : batch;
     block->heads = keep.empty() ? 1 : heads;
     block->keep = std::move(keep);
-    block->hash = hash_of_elements(content_hash::Source::kBlockMask, block->keep);
+    block->hash = elements_hash(content_hash::Source::kBlockMask, block->keep);
     return block;
   }
   /// The caller's, on a device.
@@ -91,7 +91,7 @@ struct Mask::Positions {
   const int32_t *borrowed_q = nullptr, *borrowed_k = nullptr;
   Device device{};
 
-  bool given() const { return borrowed_q || !q.empty(); }
+  bool is_set() const { return borrowed_q || !q.empty(); }
 
   static std::shared_ptr<const Positions> make(int64_t seqlen_q, int64_t seqlen_k, int64_t batch,
                                                std::vector<int32_t> q, std::vector<int32_t> k) {
@@ -112,7 +112,7 @@ struct Mask::Positions {
     auto positions = std::make_shared<Positions>();
     if (q.empty() || k.empty()) return positions;
     using enum content_hash::Source;
-    positions->hash = hash_of_elements(kQPos, q) + hash_of_elements(kKPos, k);
+    positions->hash = elements_hash(kQPos, q) + elements_hash(kKPos, k);
     positions->q_batch = q_batch;
     positions->k_batch = k_batch;
     positions->q = std::move(q);
@@ -162,9 +162,9 @@ struct Mask::Data {
 
   /// In place of q_offset or of other positions.
   void set(std::shared_ptr<const Positions> other) {
-    if (other->given()) {
+    if (other->is_set()) {
       q_offset = 0;
-    } else if (positions->given()) {
+    } else if (positions->is_set()) {
       q_offset = seqlen_k - seqlen_q;
     }
     positions = std::move(other);
@@ -180,10 +180,10 @@ struct Mask::Data {
     return mask;
   }
 
-  void check_device_of_positions() const;
+  void check_positions_device() const;
 
   void set_positions() {
-    view.has_positions = positions->given();
+    view.has_positions = positions->is_set();
     view.q_pos_batch = positions->q_batch;
     view.k_pos_batch = positions->k_batch;
     view.q_pos = positions->borrowed_q ? positions->borrowed_q : data_or_null(positions->q);
@@ -249,10 +249,10 @@ std::vector<int32_t> read_positions(const char* argument, const TensorView& t) {
 
 }  // namespace
 
-void Mask::Data::check_device_of_positions() const {
+void Mask::Data::check_positions_device() const {
   MaskView others = view;
   others.q_pos = nullptr;
-  if (positions->given()) check_same_device(others, "positions", positions->device);
+  if (positions->is_set()) check_same_device(others, "positions", positions->device);
 }
 
 Band Band::window(int64_t left, int64_t right) {
@@ -283,8 +283,8 @@ Mask::Mask(MaskParts parts) {
   bounds->uts = std::move(parts.uts);
   bounds->ute = std::move(parts.ute);
   using enum content_hash::Source;
-  bounds->hash = hash_of_elements(kLts, bounds->lts) + hash_of_elements(kLte, bounds->lte) +
-                 hash_of_elements(kUts, bounds->uts) + hash_of_elements(kUte, bounds->ute);
+  bounds->hash = elements_hash(kLts, bounds->lts) + elements_hash(kLte, bounds->lte) +
+                 elements_hash(kUts, bounds->uts) + elements_hash(kUte, bounds->ute);
 
   auto data = std::make_shared<Data>();
   data->seqlen_q = parts.seqlen_q;
@@ -418,7 +418,7 @@ Mask Mask::with_block(std::shared_ptr<const BlockMask> block) const {
 Mask Mask::with_positions(std::vector<int32_t> q_pos, std::vector<int32_t> k_pos, int64_t batch) const {
   return Data::changed(*this, [&](Data& data) {
     data.set(Positions::make(seqlen_q(), seqlen_k(), batch, std::move(q_pos), std::move(k_pos)));
-    data.check_device_of_positions();
+    data.check_positions_device();
   });
 }
 
@@ -433,7 +433,7 @@ Mask Mask::with_position_tensors(const TensorView& q_pos, const TensorView& k_po
       data.set(Positions::copied(q_pos.shape[0], k_pos.shape[0], read_positions("q_pos", q_pos),
                                  read_positions("k_pos", k_pos)));
     }
-    data.check_device_of_positions();
+    data.check_positions_device();
   });
 }
 

@@ -19,6 +19,6 @@ struct VectorForm {
 };
 
 /// from_dense() in that form. The row's own position is put on the band's edge, wherever that is.
-VectorForm vector_form_of_dense(const TensorView& visible);
+VectorForm vector_form_from_dense(const TensorView& visible);
 
 }  // namespace flashmask

@@ -151,7 +151,7 @@ class Search {
     }
   }
 
-  std::vector<int32_t> owner_of_units() const {
+  std::vector<int32_t> unit_owners() const {
     std::vector<int32_t> owner;
     for (Index x = 0; x < c_.count(); ++x)
       owner.insert(owner.end(), static_cast<Index>(c_.chunk[x].size()), c_.owner[x]);
@@ -347,7 +347,7 @@ std::vector<int32_t> exchange(std::span<const Visibility> masks, std::vector<int
     Search search(masks, owner, chunk_units, ranks, load_slack, work);
     search.balance();
     search.save_keys();
-    owner = search.owner_of_units();
+    owner = search.unit_owners();
     work = search.work_left();
     if (search.balanced() || chunk_units == 1 || work <= 0) return owner;
     chunk_units = std::max<int64_t>(1, chunk_units / 2);

@@ -58,7 +58,7 @@ std::vector<int32_t> zigzag(int64_t units, int64_t ranks) {
 using Seen = std::vector<placement::Visibility>;
 
 /// Live tiles of the ranks under one mask.
-std::vector<int64_t> tiles_of_ranks(const placement::Visibility& seen, std::span<const int32_t> owner, int64_t ranks) {
+std::vector<int64_t> rank_tiles(const placement::Visibility& seen, std::span<const int32_t> owner, int64_t ranks) {
   std::vector<int64_t> tiles(static_cast<std::size_t>(ranks), 0);
   for (std::size_t u = 0; u < owner.size(); ++u) tiles[static_cast<std::size_t>(owner[u])] += seen.tiles[u];
   return tiles;
@@ -68,7 +68,7 @@ std::vector<int64_t> tiles_of_ranks(const placement::Visibility& seen, std::span
 Placement made(std::span<const MaskView> masks, const Seen& seen, std::vector<int32_t> owner, int64_t ranks) {
   Placement result{.seqlen = masks[0].seqlen_q, .ranks = ranks, .unit = seen[0].unit, .owner = std::move(owner)};
   for (std::size_t m = 0; m < masks.size(); ++m) {
-    const std::vector<int64_t> tiles = tiles_of_ranks(seen[m], result.owner, ranks);
+    const std::vector<int64_t> tiles = rank_tiles(seen[m], result.owner, ranks);
     const std::vector<int64_t> keys = placement::received_keys(seen[m], result.owner, ranks);
     result.live_tiles.insert(result.live_tiles.end(), tiles.begin(), tiles.end());
     result.received.insert(result.received.end(), keys.begin(), keys.end());

@@ -232,7 +232,7 @@ int64_t PlanView::live_granules() const {
 void build_plan(const MaskView& mask, std::span<std::byte> buffer) {
   if (mask.device.kind != Device::Kind::kCpu)
     throw_invalid("the mask's vectors are on a CUDA device; build_plan reads them and needs them in host memory");
-  const PlanLayout layout = layout_of_plan(mask);
+  const PlanLayout layout = plan_layout(mask);
   check_plan_buffer("plan buffer", buffer, layout);
   const PlanHeader header = plan_header(layout, mask.content_hash);
   std::memcpy(buffer.data(), &header, sizeof(header));
@@ -285,7 +285,7 @@ void make_full_tiles_partial(std::span<std::byte> buffer, const PlanLayout& layo
 }
 
 Plan::Plan(const MaskView& mask) {
-  const PlanLayout layout = layout_of_plan(mask);
+  const PlanLayout layout = plan_layout(mask);
   words_ = zeros<uint64_t>("the plan", layout.bytes / 8);
   build_plan(mask, std::as_writable_bytes(std::span(words_)));
   view_ = PlanView(buffer());

@@ -11,7 +11,7 @@
 namespace flashmask {
 
 /// The layout of a mask's plan, from its shapes.
-inline PlanLayout layout_of_plan(const MaskView& mask) {
+inline PlanLayout plan_layout(const MaskView& mask) {
   return {mask.seqlen_q, mask.seqlen_k, mask.batch(), mask.heads()};
 }
 

@@ -51,17 +51,18 @@ struct CallOfC {
 };
 
 TEST(Allocations, AreCounted) {
-  EXPECT_GT(allocations_of_second([] { Mask({.seqlen_q = 4, .seqlen_k = 4}); }), 0);
+  EXPECT_GT(second_call_allocations([] { Mask({.seqlen_q = 4, .seqlen_k = 4}); }), 0);
 }
 
 TEST(Allocations, NoneToCheckAndConfigureACall) {
   const CallOfC call;
   std::size_t bytes = 0;
-  EXPECT_EQ(allocations_of_second([&] { ASSERT_EQ(fm_plan_bytes(&call.mask, &bytes), FM_OK) << fm_last_error(); }), 0);
-  EXPECT_EQ(allocations_of_second(
+  EXPECT_EQ(second_call_allocations([&] { ASSERT_EQ(fm_plan_bytes(&call.mask, &bytes), FM_OK) << fm_last_error(); }),
+            0);
+  EXPECT_EQ(second_call_allocations(
                 [&] { ASSERT_EQ(fm_forward_workspace(&call.forward, nullptr, &bytes), FM_OK) << fm_last_error(); }),
             0);
-  EXPECT_EQ(allocations_of_second(
+  EXPECT_EQ(second_call_allocations(
                 [&] { ASSERT_EQ(fm_backward_workspace(&call.backward, nullptr, &bytes), FM_OK) << fm_last_error(); }),
             0);
 }
@@ -77,10 +78,10 @@ TEST(Allocations, NoneInACallThatHasItsPlan) {
   ASSERT_EQ(fm_forward_workspace(&call.forward, nullptr, &forward_bytes), FM_OK);
   ASSERT_EQ(fm_backward_workspace(&call.backward, nullptr, &backward_bytes), FM_OK);
   std::vector<std::byte> workspace(std::max(forward_bytes, backward_bytes));
-  EXPECT_EQ(allocations_of_second(
+  EXPECT_EQ(second_call_allocations(
                 [&] { ASSERT_EQ(fm_forward(&call.forward, workspace.data(), workspace.size(), nullptr), FM_OK); }),
             0);
-  EXPECT_EQ(allocations_of_second(
+  EXPECT_EQ(second_call_allocations(
                 [&] { ASSERT_EQ(fm_backward(&call.backward, workspace.data(), workspace.size(), nullptr), FM_OK); }),
             0);
 }
@@ -94,7 +95,7 @@ TEST(Allocations, NoneToBorrowAMask) {
   const MaskTensors tensors{
       .seqlen_q = 300, .seqlen_k = 300, .band = Band::window(7, 9), .indices = indices, .block_mask = blocks};
   MaskView view;
-  EXPECT_EQ(allocations_of_second([&] { view = view_of(tensors); }), 0);
+  EXPECT_EQ(second_call_allocations([&] { view = view_of(tensors); }), 0);
 
   const Mask mask =
       from_startend_row_indices(indices, false, 300).with_band(Band::window(7, 9)).with_block_mask(blocks);

@@ -7,7 +7,7 @@ namespace dropout = flashmask::dropout;
 __global__ void use_every_function(const uint64_t* state, double p, uint32_t row, uint32_t key, bool* kept,
                                    double* scale) {
   const dropout::Words words = dropout::draw(dropout::key_of(state[0], state[1]), blockIdx.y, blockIdx.x,
-                                             dropout::draw_of_row(row), dropout::draw_of_key(key));
+                                             dropout::row_draw(row), dropout::key_draw(key));
   const uint32_t threshold = dropout::threshold_of(p);
   *kept = dropout::bits_of(words, row, key) >= threshold;
   *scale = dropout::scale_of(threshold);

@@ -67,7 +67,7 @@ class Fragments : public ::testing::Test {
   template <int kKeys>
   static void expect_slab() {
     for (uint32_t lane = 0; lane < kLanes; ++lane) {
-      const auto dropped = cuda::dropped_of_slab<kKeys>(key(), kThreshold, kBatch, kHead, kRow, kKey, lane);
+      const auto dropped = cuda::draw_slab<kKeys>(key(), kThreshold, kBatch, kHead, kRow, kKey, lane);
       for (uint32_t i = 0; i < kKeys / 2; ++i) {
         const uint32_t row = kRow + lane / 4 + i / 2 % 2 * 8, column = kKey + i / 4 * 8 + lane % 4 * 2 + i % 2;
         EXPECT_EQ(dropped.row[i / 2 % 2] >> (i / 4 * 2 + i % 2) & 1, is_dropped(row, column)) << lane << " " << i;
@@ -77,7 +77,7 @@ class Fragments : public ::testing::Test {
   template <int kRows>
   static void expect_transposed() {
     const auto draws = [](uint32_t lane) {
-      return cuda::dropped_of_draws<kRows>(key(), kThreshold, kBatch, kHead, kRow, kKey, lane);
+      return cuda::draw_lane<kRows>(key(), kThreshold, kBatch, kHead, kRow, kKey, lane);
     };
     for (uint32_t lane = 0; lane < kLanes; ++lane) {
       const uint32_t word = cuda::join_dropped(draws(lane), draws(lane ^ 4), lane);
@@ -136,7 +136,7 @@ TEST(DropoutMask, RowsAndKeysToTheLast) {
   const dropout::Key key = dropout::key_of(5, 6);
   for (const uint32_t row : {0u, 0x7ffffffeu}) {
     for (const uint32_t j : {0u, 0x7ffffffeu, 0x7fffffffu}) {
-      const auto words = dropout::draw(key, 0xffffffff, 7, dropout::draw_of_row(row), dropout::draw_of_key(j));
+      const auto words = dropout::draw(key, 0xffffffff, 7, dropout::row_draw(row), dropout::key_draw(j));
       EXPECT_EQ(dropout::bits_of(words, row, j), documented_bits(state, 0xffffffff, 7, row, j));
     }
   }
@@ -310,7 +310,7 @@ TEST(DropoutStatistics, SeedsAndOffsetsAreIndependent) {
 constexpr State kState{0x9876543210, 17};
 
 /// A call that shows its weights: values are unit vectors, so out[i][j] is the weight of key j.
-Call<float> call_of_weights(int64_t rows, int64_t keys, double p, const std::string& backend) {
+Call<float> weights_call(int64_t rows, int64_t keys, double p, const std::string& backend) {
   Call<float> call(
       {.batch = 2, .seqlen_q = rows, .seqlen_k = keys, .heads_q = 4, .heads_kv = 2, .head_dim = 3, .head_dim_v = keys});
   std::fill(call.v.begin(), call.v.end(), 0.0f);
@@ -327,7 +327,7 @@ TEST(Dropout, EveryBackendDropsThePattern) {
     for (const double p : {0.1, 0.5}) {
       for (const bool causal : {false, true}) {
         constexpr int64_t kRows = 213, kKeys = 197;
-        Call<float> call = call_of_weights(kRows, kKeys, p, backend), without = call;
+        Call<float> call = weights_call(kRows, kKeys, p, backend), without = call;
         without.options.features.dropout = {};
         call.mask = without.mask = causal ? masks::causal(kRows, kKeys, 0) : masks::full(kRows, kKeys);
         call.forward();

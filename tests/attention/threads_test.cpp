@@ -130,7 +130,7 @@ TEST(Threads, OfTheCallerAtOnceOnOneMaskAndPlan) {
 
 /// The exit status of `child` in a fork of this process, or that of a shell for the signal that ended it. A fork that
 /// hangs is ended after 20 seconds.
-int status_of_fork(const std::function<bool()>& child) {
+int fork_status(const std::function<bool()>& child) {
   const pid_t process = fork();
   if (process == 0) {
     alarm(20);
@@ -150,15 +150,15 @@ TEST(Threads, AForkOfAProcessThatHadSeveralHasOne) {
     return call.out == before.out && call.lse == before.lse && call.dq == before.dq && call.dk == before.dk &&
            call.dv == before.dv;
   };
-  EXPECT_EQ(status_of_fork([&] { return same_bits(0) && same_bits(2); }), 0);
-  EXPECT_EQ(status_of_fork([&] { return status_of_fork([&] { return same_bits(2); }) == 0; }), 0) << "a fork's fork";
+  EXPECT_EQ(fork_status([&] { return same_bits(0) && same_bits(2); }), 0);
+  EXPECT_EQ(fork_status([&] { return fork_status([&] { return same_bits(2); }) == 0; }), 0) << "a fork's fork";
   const auto says_one_thread = [] {
     for (const BackendInfo& backend : backends()) {
       if (backend.name == "cpu") return backend.detail.ends_with(", 1 threads");
     }
     return false;
   };
-  EXPECT_EQ(status_of_fork(says_one_thread), 0);
+  EXPECT_EQ(fork_status(says_one_thread), 0);
   EXPECT_TRUE(same_bits(2));
 }
 

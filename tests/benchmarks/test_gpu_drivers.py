@@ -208,7 +208,7 @@ def test_a_measured_case_has_the_hashes_of_both_modes(library):
     times = {name: [1.0, 2.0] for name in ("ours", "plan", "deterministic")}
 
     def ids():
-        return set(paper.case_of_samples(cell, times, {}, {}, {}, kernels_used.Kernels())["kernel_hashes"])
+        return set(paper.receipt_case(cell, times, {}, {}, {}, kernels_used.Kernels())["kernel_hashes"])
 
     fast = {"sm90.plan.classify", "sm90.bwd.bf16.d128.dv128.c2"}
     assert ids() == {*fast, "sm90.bwd.bf16.d128.dv128.c2.ordered"}
@@ -220,7 +220,7 @@ def test_a_case_of_another_set_has_its_kernels_and_those_of_the_small_tiles(libr
     kernels, cell = kernels_used.Kernels(132, "sm80"), paper.Cell("full", 8192, 128)
     assert kernels.of(cell.case()) == {"sm90.plan.classify": "p1", "sm80.fwd.bf16.d128.dv128.c3": "s1"}
     times = {name: [1.0, 2.0] for name in ("ours", "plan", "sm86")}
-    case = paper.case_of_samples(cell, times, {}, {}, {}, kernels)
+    case = paper.receipt_case(cell, times, {}, {}, {}, kernels)
     assert case["kernel_hashes"] == {**kernels.of(cell.case()), "sm86.fwd.bf16.d128.dv128.c3": "s2"}
     assert set(kernels.kernels_of(case)) == set(case["kernel_hashes"])  # as it is judged
 

@@ -62,7 +62,7 @@ def test_lanes_run_beside_each_other_and_the_host_s_time_is_taken_alone(monkeypa
     events, all_begun = [], threading.Barrier(len(run_tests.LANES), timeout=10)
     replace_steps(monkeypatch, events, all_begun.wait)
 
-    def first_of_a_lane(name):
+    def first_lane_step(name):
         def step(*_, **__):
             all_begun.wait()
             events.append(name)
@@ -75,7 +75,7 @@ def test_lanes_run_beside_each_other_and_the_host_s_time_is_taken_alone(monkeypa
         events.append(direction)
 
     for name in ("jax", "stress", "verify"):
-        monkeypatch.setattr(run_tests, RUNS[name], first_of_a_lane(name))
+        monkeypatch.setattr(run_tests, RUNS[name], first_lane_step(name))
     monkeypatch.setattr(run_tests, "run_cases", first_cases)
     run(session, only=run_tests.STEPS)
     assert events[-3:] == ["large", "overhead", "jax_speed"] and "torch ended" in events

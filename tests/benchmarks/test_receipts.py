@@ -40,7 +40,7 @@ def test_committed_receipts_are_there_and_well_formed():
     assert not [path.name for path in receipts.RESULTS.iterdir() if path.suffix not in (".json", "")]
 
 
-def library_of_the_tests():
+def tested_library():
     """The library that ctest names; without CUDA kernels there is nothing to judge by."""
     path = os.environ.get("FLASHMASK_LIBRARY")
     if not path:
@@ -53,7 +53,7 @@ def library_of_the_tests():
 
 def test_committed_receipts_that_are_stale_are_named():
     """A stale cell does not fail: it says nothing of the library, and the report leaves it out."""
-    judged = receipts.judge(COMMITTED, library_of_the_tests())
+    judged = receipts.judge(COMMITTED, tested_library())
     for file, case, state in judged:
         if state != receipts.FRESH:
             warnings.warn(f"{file}{': ' + receipts.label_of(case) if case else ''} is {state}", stacklevel=1)

@@ -71,7 +71,7 @@ def test_pages_have_their_marked_parts():
 
 
 def test_pictures_are_the_reports():
-    drawn = {f"gpu-{name}.svg": svg for name, svg in pictures.drawings_of_documents(receipts.load_folder()).items()}
+    drawn = {f"gpu-{name}.svg": svg for name, svg in pictures.document_drawings(receipts.load_folder()).items()}
     kept = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "img").glob("gpu-*.svg")}
     assert len(kept) > 10 and kept == drawn, FRESH_COMMAND
 
@@ -156,7 +156,7 @@ def test_other_kernel_sets_have_a_section_and_stay_out_of_hoppers(file, document
     assert "`FLASHMASK_KERNELS=sm80 scripts/gpu-check bench --op fwd --head-dim 128 --seqlen 8192`" in own
     assert "over FlashAttention-2 | over SDPA with a dense mask | deterministic over fast | tiles of 99 KiB" in own
     assert "PASS  sm80: every cell over FA2: 1.040 (bar 0.95)" in own
-    drawn = pictures.drawings_of_documents({f"{r['what']}.json": r for r in made})
+    drawn = pictures.document_drawings({f"{r['what']}.json": r for r in made})
     assert {"forward-d128-8k", "forward-d128-8k-sm80", "total-d128-8k-sm80"} <= set(drawn)
 
 

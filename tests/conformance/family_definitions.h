@@ -28,7 +28,7 @@ inline std::vector<int64_t> numbers(const FamilyParameters& parameters, const st
 }
 
 /// For each token, the number of the piece it lies in.
-inline std::vector<int64_t> piece_of_token(const std::vector<int64_t>& lengths) {
+inline std::vector<int64_t> token_pieces(const std::vector<int64_t>& lengths) {
   std::vector<int64_t> piece;
   for (std::size_t n = 0; n < lengths.size(); ++n)
     piece.insert(piece.end(), static_cast<std::size_t>(lengths[n]), static_cast<int64_t>(n));
@@ -63,7 +63,7 @@ inline Predicate shared_question_definition(const FamilyParameters& p) {
 
 inline Predicate prefix_lm_document_definition(const FamilyParameters& p) {
   const auto lengths = numbers(p, "lengths"), prefixes = numbers(p, "prefix");
-  const auto document = piece_of_token(lengths);
+  const auto document = token_pieces(lengths);
   std::vector<bool> in_prefix;
   for (std::size_t n = 0; n < lengths.size(); ++n) {
     for (int64_t t = 0; t < lengths[n]; ++t) in_prefix.push_back(t < prefixes[n]);
@@ -80,14 +80,14 @@ inline Predicate attention_sink_window_definition(const FamilyParameters& p) {
   for (const int64_t length : lengths) {
     for (int64_t t = 0; t < length; ++t) is_sink.push_back(t < numbers(p, "sink").at(0));
   }
-  return [document = piece_of_token(lengths), is_sink, window = numbers(p, "window").at(0)](int64_t i, int64_t j) {
+  return [document = token_pieces(lengths), is_sink, window = numbers(p, "window").at(0)](int64_t i, int64_t j) {
     const auto row = static_cast<std::size_t>(i), key = static_cast<std::size_t>(j);
     return document[row] == document[key] && j <= i && (window == -1 || i - j < window || is_sink[key]);
   };
 }
 
 inline Predicate causal_with_blocks_definition(const FamilyParameters& p) {
-  const auto document = piece_of_token(numbers(p, "lengths")), bounds = numbers(p, "blocks");
+  const auto document = token_pieces(numbers(p, "lengths")), bounds = numbers(p, "blocks");
   std::vector<int64_t> block(document.size(), -1);  // each token's block, -1 for text
   for (std::size_t n = 0; n < bounds.size(); n += 2) {
     for (int64_t t = bounds[n]; t < bounds[n + 1]; ++t) block[static_cast<std::size_t>(t)] = static_cast<int64_t>(n);
@@ -100,7 +100,7 @@ inline Predicate causal_with_blocks_definition(const FamilyParameters& p) {
 }
 
 inline Predicate block_diffusion_definition(const FamilyParameters& p) {
-  const auto document = piece_of_token(numbers(p, "lengths")), block = piece_of_token(numbers(p, "blocks"));
+  const auto document = token_pieces(numbers(p, "lengths")), block = token_pieces(numbers(p, "blocks"));
   struct Token {
     int64_t document, block;
     bool noisy;
@@ -126,17 +126,16 @@ inline Predicate block_diffusion_definition(const FamilyParameters& p) {
 }
 
 inline Predicate eagle3_ttt_definition(const FamilyParameters& p) {
-  return
-      [document = piece_of_token(numbers(p, "lengths")), steps = numbers(p, "steps").at(0)](int64_t row, int64_t key) {
-        const auto total = static_cast<int64_t>(document.size());
-        if (total == 0 || row / total != steps - 1 || key >= steps * total) return false;
-        const auto i = static_cast<std::size_t>(row % total), j = static_cast<std::size_t>(key % total);
-        return key < total ? document[i] == document[j] && j <= i : i == j;
-      };
+  return [document = token_pieces(numbers(p, "lengths")), steps = numbers(p, "steps").at(0)](int64_t row, int64_t key) {
+    const auto total = static_cast<int64_t>(document.size());
+    if (total == 0 || row / total != steps - 1 || key >= steps * total) return false;
+    const auto i = static_cast<std::size_t>(row % total), j = static_cast<std::size_t>(key % total);
+    return key < total ? document[i] == document[j] && j <= i : i == j;
+  };
 }
 
 inline Predicate dflash_definition(const FamilyParameters& p) {
-  return [document = piece_of_token(numbers(p, "lengths")), anchors = numbers(p, "anchors"),
+  return [document = token_pieces(numbers(p, "lengths")), anchors = numbers(p, "anchors"),
           block = numbers(p, "block").at(0)](int64_t row, int64_t key) {
     const auto context = static_cast<int64_t>(document.size()), blocks = static_cast<int64_t>(anchors.size());
     const int64_t of_row = (row - context) / block, last = context + blocks * block;
@@ -161,7 +160,7 @@ inline Predicate family_definition(const std::string& family, const FamilyParame
   }
   if (family == "causal_document" || family == "document") {
     return
-        [document = piece_of_token(numbers(p, "lengths")), causal = family == "causal_document"](int64_t i, int64_t j) {
+        [document = token_pieces(numbers(p, "lengths")), causal = family == "causal_document"](int64_t i, int64_t j) {
           return document[static_cast<std::size_t>(i)] == document[static_cast<std::size_t>(j)] && (!causal || j <= i);
         };
   }
@@ -173,7 +172,7 @@ inline Predicate family_definition(const std::string& family, const FamilyParame
   }
   if (family == "causal_blockwise") {
     const auto lengths = numbers(p, "lengths");
-    return [block = piece_of_token(lengths), last = static_cast<int64_t>(lengths.size()) - 1](int64_t i, int64_t j) {
+    return [block = token_pieces(lengths), last = static_cast<int64_t>(lengths.size()) - 1](int64_t i, int64_t j) {
       const int64_t of_row = block[static_cast<std::size_t>(i)];
       return j <= i && (of_row == block[static_cast<std::size_t>(j)] || of_row == last);
     };
@@ -199,7 +198,7 @@ inline Predicate family_definition(const std::string& family, const FamilyParame
     return
         [at = numbers(p, "evicted_at")](int64_t i, int64_t j) { return j <= i && i < at[static_cast<std::size_t>(j)]; };
   if (family == "prefix_tree") {
-    return [parents = numbers(p, "parents"), node = piece_of_token(numbers(p, "lengths"))](int64_t i, int64_t j) {
+    return [parents = numbers(p, "parents"), node = token_pieces(numbers(p, "lengths"))](int64_t i, int64_t j) {
       return j <= i &&
              is_ancestor_or_self(parents, node[static_cast<std::size_t>(j)], node[static_cast<std::size_t>(i)]);
     };
@@ -210,7 +209,7 @@ inline Predicate family_definition(const std::string& family, const FamilyParame
   }
   if (family == "attention_sink_window") return attention_sink_window_definition(p);
   if (family == "block_causal") {
-    return [document = piece_of_token(numbers(p, "lengths")), block = piece_of_token(numbers(p, "blocks")),
+    return [document = token_pieces(numbers(p, "lengths")), block = token_pieces(numbers(p, "blocks")),
             window = one("window")](int64_t i, int64_t j) {
       const auto row = static_cast<std::size_t>(i), key = static_cast<std::size_t>(j);
       const int64_t back = block[row] - block[key];

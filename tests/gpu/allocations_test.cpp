@@ -73,11 +73,11 @@ struct DeviceCall {
     forward.mask = backward.mask = &mask;
   }
   void expect_none(const char* what) {
-    EXPECT_EQ(
-        allocations_of_second([&] { ASSERT_EQ(fm_forward(&forward, nullptr, 0, &options), FM_OK) << fm_last_error(); }),
-        0)
+    EXPECT_EQ(second_call_allocations(
+                  [&] { ASSERT_EQ(fm_forward(&forward, nullptr, 0, &options), FM_OK) << fm_last_error(); }),
+              0)
         << "forward, " << what;
-    EXPECT_EQ(allocations_of_second(
+    EXPECT_EQ(second_call_allocations(
                   [&] { ASSERT_EQ(fm_backward(&backward, nullptr, 0, &options), FM_OK) << fm_last_error(); }),
               0)
         << "backward, " << what;
@@ -94,7 +94,7 @@ TEST(AllocationsOnDevice, NoneInACall) {
   std::size_t bytes = 0;
   ASSERT_EQ(fm_plan_bytes(&call.mask, &bytes), FM_OK);
   const DeviceVector<uint64_t> plan{std::vector<uint64_t>(bytes / 8)};
-  EXPECT_EQ(allocations_of_second([&] {
+  EXPECT_EQ(second_call_allocations([&] {
               ASSERT_EQ(fm_plan_build(&call.mask, plan.data(), bytes, &call.options), FM_OK) << fm_last_error();
             }),
             0);

@@ -302,7 +302,7 @@ class DeviceRun {
   TensorView of_keys(const DeviceBytes& bytes, int64_t dim) const {
     return on_device_with_columns_beyond(bytes, c_.instance.dtype, {1, kSeqlenK, c_.heads_kv, dim});
   }
-  TensorView vector_of_rows(const DeviceBytes& bytes) const {
+  TensorView row_vector(const DeviceBytes& bytes) const {
     return on_device(bytes, DataType::kFloat32, {1, c_.heads(), kSeqlenQ});
   }
 
@@ -311,7 +311,7 @@ class DeviceRun {
     const int64_t dim = c_.dim(), dim_v = c_.dim_v();
     args.q = of_rows(q_, dim), args.k = of_keys(k_, dim), args.v = of_keys(v_, dim_v);
     args.out = of_rows(out_, dim_v), args.dout = of_rows(dout_, dim_v);
-    args.lse = vector_of_rows(lse_), args.dlse = vector_of_rows(dlse_);
+    args.lse = row_vector(lse_), args.dlse = row_vector(dlse_);
     args.dq = of_rows(dq_, dim), args.dk = of_keys(dk_, dim), args.dv = of_keys(dv_, dim_v);
     if (mode == Mode::kDense) {
       args.dense_mask = on_device(dense_, DataType::kUInt8, {1, mask_heads_, kSeqlenQ, kSeqlenK});

@@ -155,25 +155,25 @@ def assert_same(a, b, what, case):
     assert same_bits(a.lse, b.lse), f"{what}: lse has other bits; {case}"
 
 
-def live_tiles(case, rows_of_tile, chunk=4096):
-    """Tiles of rows_of_tile x 128 that have to be run, over batch entries and query heads: those with a visible
+def live_tiles(case, remaining_rows, chunk=4096):
+    """Tiles of remaining_rows x 128 that have to be run, over batch entries and query heads: those with a visible
     element, and over positions those with granules that minima and maxima of these do not rule out."""
-    total, step = 0, max(1, chunk // rows_of_tile) * rows_of_tile
+    total, step = 0, max(1, chunk // remaining_rows) * remaining_rows
     for begin in range(0, case.seqlen_q, step):
         rows = case.rows()[begin : begin + step]
         granules = any_of(case.visible(rows, with_band=case.q_pos is None), GRANULE_ROWS)
         if case.q_pos is not None:
             granules = granules & some_in_band(case, rows)
-        granules = torch.nn.functional.pad(granules, (0, 0, 0, -granules.shape[2] % (rows_of_tile // GRANULE_ROWS)))
-        tiles = granules.unflatten(2, (-1, rows_of_tile // GRANULE_ROWS)).any(3)
+        granules = torch.nn.functional.pad(granules, (0, 0, 0, -granules.shape[2] % (remaining_rows // GRANULE_ROWS)))
+        tiles = granules.unflatten(2, (-1, remaining_rows // GRANULE_ROWS)).any(3)
         total += int(tiles.sum()) * (case.batch // tiles.shape[0]) * (case.heads // tiles.shape[1])
     return total
 
 
-def any_of(seen, rows_of_tile):
-    """Tiles of rows_of_tile x 128 that have a visible element."""
-    seen = torch.nn.functional.pad(seen, (0, -seen.shape[3] % BLOCK, 0, -seen.shape[2] % rows_of_tile))
-    return seen.unflatten(3, (-1, BLOCK)).any(4).unflatten(2, (-1, rows_of_tile)).any(3)
+def any_of(seen, remaining_rows):
+    """Tiles of remaining_rows x 128 that have a visible element."""
+    seen = torch.nn.functional.pad(seen, (0, -seen.shape[3] % BLOCK, 0, -seen.shape[2] % remaining_rows))
+    return seen.unflatten(3, (-1, BLOCK)).any(4).unflatten(2, (-1, remaining_rows)).any(3)
 
 
 def greatest_of(positions, size):

@@ -129,7 +129,7 @@ TEST(MaskBuildOnDevice, TheSameVectorsAsInHostMemory) {
   FLASHMASK_NEEDS_GPU();
   for (const int64_t longest : {70, 3000, 20000}) {
     FamilyCases cases(static_cast<uint64_t>(longest), longest);
-    for (const std::string& family : families_of_library()) {
+    for (const std::string& family : known_families()) {
       for (int repetition = 0; repetition < 12; ++repetition) {
         const FamilyCase c = cases.next(family);
         const std::vector<int32_t> want = on_host(c);
@@ -254,7 +254,7 @@ TEST(MaskBuildOnDevice, WrongValuesDoNoHarm) {
   FLASHMASK_NEEDS_GPU();
   FamilyCases cases(3, 2000);
   Random random(4);
-  for (const std::string& family : families_of_library()) {
+  for (const std::string& family : known_families()) {
     for (int repetition = 0; repetition < 12; ++repetition) {
       FamilyCase c = cases.next(family);
       for (FamilyVector& v : c.vectors) {
@@ -367,7 +367,7 @@ double replayed(const FamilyCase& c) {
 TEST(MaskBuildOnDevice, CapturedAndTimedAt128K) {
   FLASHMASK_NEEDS_GPU();
   constexpr int64_t kLength = 131072;
-  for (const std::string& family : families_of_library()) {
+  for (const std::string& family : known_families()) {
     double slowest = 0;
     int64_t seqlen = 0;
     FamilyCases cases(11, kLength);

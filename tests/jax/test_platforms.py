@@ -80,7 +80,7 @@ def test_what_no_platform_takes_is_raised_while_tracing(rng):
 
 
 @pytest.fixture
-def sizes_of_an_h100(monkeypatch):
+def h100_sizes(monkeypatch):
     """The library asked about a GPU that need not be there."""
     on_this_machine = library.workspace_bytes
 
@@ -108,7 +108,7 @@ def workspaces(function, *arguments):
 
 @pytest.mark.parametrize("batch, heads", [(1, 1), (2, 4)], ids=["one for each", "of each batch entry"])
 @pytest.mark.parametrize("is_rolled", [False, True], ids=["unrolled", "scan"])
-def test_workspaces_under_vmap_are_those_of_the_calls_that_are_made(rng, sizes_of_an_h100, is_rolled, batch, heads):
+def test_workspaces_under_vmap_are_those_of_the_calls_that_are_made(rng, h100_sizes, is_rolled, batch, heads):
     """Also where what a forward keeps for its backward leaves one traced function and enters another, as in a scan.
 
     Some JAX trace the two of one call apart even without a scan.

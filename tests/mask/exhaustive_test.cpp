@@ -93,7 +93,7 @@ void expect_conversions(const Dense& dense) {
 // The sizes of the sets themselves: nothing below is exhaustive if these are wrong.
 TEST(Exhaustive, SetsAreComplete) {
   EXPECT_EQ(small_bands().size(), 1u + 9u + 9u + 45u);
-  EXPECT_EQ(hidden_sets_of_6_rows().size(), 57u);
+  EXPECT_EQ(hidden_6_row_sets().size(), 57u);
   const SmallMasks all = masks_4x4(Band::none(), 0, kMatrices4x4, 1);
   std::vector<bool> seen(65536);
   for (int64_t h = 0; h < all.mask.heads(); ++h) {

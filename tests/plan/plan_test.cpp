@@ -35,8 +35,8 @@ std::vector<int32_t> sorted_by_count(const std::vector<int32_t>& counts) {
 std::vector<int32_t> copy(std::span<const int32_t> values) { return {values.begin(), values.end()}; }
 
 /// Everything a plan says about mask index `m`, against the classes of its granules.
-void expect_mask_of_plan(const PlanView& plan, int64_t m, const std::vector<TileClass>& granules,
-                         const std::string& what) {
+void expect_plan_mask(const PlanView& plan, int64_t m, const std::vector<TileClass>& granules,
+                      const std::string& what) {
   const PlanLayout& layout = plan.layout();
   const auto at = [&](int64_t r, int64_t c) { return granules[static_cast<std::size_t>(r * layout.key_blocks + c)]; };
   std::vector<int32_t> row_counts(static_cast<std::size_t>(layout.row_granules)),
@@ -85,7 +85,7 @@ void expect_plan(const Mask& mask, const std::vector<uint8_t>& dense, const std:
   for (int64_t m = 0; m < mask.batch() * mask.heads(); ++m) {
     const auto granules = classes_of(matrix(dense, m, mask.seqlen_q(), mask.seqlen_k()), kGranule);
     live += std::count_if(granules.begin(), granules.end(), [](TileClass c) { return c != TileClass::kEmpty; });
-    expect_mask_of_plan(view, m, granules, what + ", mask " + std::to_string(m));
+    expect_plan_mask(view, m, granules, what + ", mask " + std::to_string(m));
     if (testing::Test::HasFatalFailure()) return;
   }
   ASSERT_EQ(view.live_granules(), live) << what;

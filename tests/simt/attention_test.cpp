@@ -38,7 +38,7 @@ std::size_t device() {
   return text ? static_cast<std::size_t>(std::atoi(text)) : 0;
 }
 
-DenseMask dense_of_rule(const Case& c) {
+DenseMask dense_mask_by_rule(const Case& c) {
   const Mask mask = verify::make_mask(c);
   MaskParts parts = parts_of(mask);
   if (c.q_offset) parts.q_offset = c.q_offset;
@@ -46,7 +46,7 @@ DenseMask dense_of_rule(const Case& c) {
 }
 
 const verify::RunOptions& options() {
-  static const verify::RunOptions on_device{.backend = "cuda", .dense = dense_of_rule};
+  static const verify::RunOptions on_device{.backend = "cuda", .dense = dense_mask_by_rule};
   return on_device;
 }
 
@@ -143,11 +143,11 @@ TEST(OnTheHost, HardCases) {
 
 TEST(OnTheHost, WithoutBankConflicts) {
   for (const HeadDims dims : head_dims()) {
-    simt::take_launches();
+    simt::drain_launches();
     const Case c = some_case(dims.head_dim, dims.head_dim_v, DataType::kFloat16);
     EXPECT_TRUE(run_case(c, options()).passed());
     int64_t loads = 0;
-    for (const simt::LaunchRecord& launch : simt::take_launches()) {
+    for (const simt::LaunchRecord& launch : simt::drain_launches()) {
       loads += launch.counts.matrix_loads;
       EXPECT_EQ(launch.counts.matrix_load_conflicts, 0) << launch.what << ", head dim " << dims.head_dim;
       EXPECT_EQ(launch.counts.copy_conflicts, 0) << launch.what << ", head dim " << dims.head_dim;

@@ -18,7 +18,7 @@ struct Shape {
   int64_t batch, seqlen, heads_q, heads_kv;
 };
 
-int64_t tiles_of_head(const Shape& s) { return ceil_div(s.seqlen, 128); }
+int64_t head_tiles(const Shape& s) { return ceil_div(s.seqlen, 128); }
 
 Problem problem(const Shape& s) {
   Problem p;
@@ -30,9 +30,9 @@ Problem problem(const Shape& s) {
   return p;
 }
 
-int64_t splits(const Shape& s) { return count_splits(problem(s), s.batch * s.heads_kv * tiles_of_head(s)); }
+int64_t splits(const Shape& s) { return count_splits(problem(s), s.batch * s.heads_kv * head_tiles(s)); }
 
-int64_t together(const Shape& s) { return head_groups_for_rounds(problem(s), splits(s), tiles_of_head(s)); }
+int64_t together(const Shape& s) { return head_groups_for_rounds(problem(s), splits(s), head_tiles(s)); }
 
 TEST(HeadGroups, EachMultiprocessorGetsAWorkTile) {
   EXPECT_EQ(splits({1, 8192, 8, 1}), 4) << "of 64 key tiles";
@@ -67,7 +67,7 @@ TEST(HeadGroups, AnyShape) {
     ASSERT_LE(together(s), all);
     ASSERT_GE(together(s), 1);
     if (parts < group) {
-      ASSERT_GE(all * tiles_of_head(s), 132);
+      ASSERT_GE(all * head_tiles(s), 132);
     }
   }
 }

@@ -98,7 +98,7 @@ std::string describe(Place place) {
 }
 
 /// Passes over the 32 banks beyond one, of up to eight accesses of 16 bytes in a phase; equal addresses are one access.
-int64_t conflicts_of_phase(const uint32_t* addresses) {
+int64_t phase_conflicts(const uint32_t* addresses) {
   std::array<int, 8> rows{};
   for (int n = 0; n < 8; ++n) {
     if (std::find(addresses, addresses + n, addresses[n]) == addresses + n) ++rows[addresses[n] / kCopyBytes % 8];
@@ -106,9 +106,9 @@ int64_t conflicts_of_phase(const uint32_t* addresses) {
   return std::max(*std::max_element(rows.begin(), rows.end()) - 1, 0);
 }
 
-int64_t conflicts_of_warp(const uint32_t* addresses) {
+int64_t warp_conflicts(const uint32_t* addresses) {
   int64_t conflicts = 0;
-  for (int phase = 0; phase < kLanes / 8; ++phase) conflicts += conflicts_of_phase(addresses + 8 * phase);
+  for (int phase = 0; phase < kLanes / 8; ++phase) conflicts += phase_conflicts(addresses + 8 * phase);
   return conflicts;
 }
 
@@ -386,7 +386,7 @@ class Block {
     for (std::size_t n = 0; equal && n < each; ++n) {
       uint32_t addresses[kLanes];
       for (std::size_t lane = 0; lane < kLanes; ++lane) addresses[lane] = lane_of(warp, lane).copied_to[n];
-      counts_.copy_conflicts += conflicts_of_warp(addresses);
+      counts_.copy_conflicts += warp_conflicts(addresses);
     }
     for (std::size_t lane = 0; lane < kLanes; ++lane) lane_of(warp, lane).copied_to.clear();
   }
@@ -434,13 +434,13 @@ class Block {
   std::size_t scheduler_size_ = 0;
 };
 
-uint64_t seed_of_environment() {
+uint64_t environment_seed() {
   const char* text = std::getenv("FLASHMASK_SIMT_SEED");
   return text ? std::strtoull(text, nullptr, 10) : 0;
 }
 
 uint64_t& stored_seed() {
-  static thread_local uint64_t value = seed_of_environment();
+  static thread_local uint64_t value = environment_seed();
   return value;
 }
 
@@ -555,7 +555,7 @@ void wait_for_copies(std::size_t pending) {
 
 void count_matrix_load(const uint32_t (&addresses)[32]) {
   ++current_block->counts().matrix_loads;
-  current_block->counts().matrix_load_conflicts += conflicts_of_warp(addresses);
+  current_block->counts().matrix_load_conflicts += warp_conflicts(addresses);
 }
 
 void fail(const char* what, Place place, const std::string& why) {

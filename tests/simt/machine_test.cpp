@@ -117,7 +117,7 @@ TEST(Machine, ComputesCollectives) {
   });
 }
 
-void collective_of_half(const Word* in, Word* out) {
+void half_warp_collective(const Word* in, Word* out) {
   const Word lane = threadIdx.x;
   if (lane < 16) {
     out[lane] = __reduce_add_sync(0x0000ffff, in[lane]);
@@ -130,7 +130,7 @@ TEST(Machine, LetsPartsOfAWarpMeet) {
   const std::vector<Word> in = random_words(32, 2);
   std::vector<Word> out(32);
   with_seeds([&] {
-    simt::launch(collective_of_half, 1, 32, 0, in.data(), out.data());
+    simt::launch(half_warp_collective, 1, 32, 0, in.data(), out.data());
     Word sum = 0;
     for (int n = 0; n < 16; ++n) sum += in[n];
     for (int n = 0; n < 32; ++n) EXPECT_EQ(out[n], n < 16 ? sum : in[20]);

@@ -98,7 +98,7 @@ void record_launch(const void* kernel, const char* what, const Counts& counts) {
   launches().push_back({kernel, what, counts});
 }
 
-std::vector<LaunchRecord> take_launches() { return std::exchange(launches(), {}); }
+std::vector<LaunchRecord> drain_launches() { return std::exchange(launches(), {}); }
 
 }  // namespace simt
 

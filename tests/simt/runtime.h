@@ -27,6 +27,6 @@ struct LaunchRecord {
 
 void record_launch(const void* kernel, const char* what, const Counts& counts);
 /// Returns the calling thread's launches since its last call.
-std::vector<LaunchRecord> take_launches();
+std::vector<LaunchRecord> drain_launches();
 
 }  // namespace simt

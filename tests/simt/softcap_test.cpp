@@ -27,11 +27,11 @@ double largest_error(Function tanh) {
 }
 
 TEST(Softcap, HasTheDigitsOfAProduct) {
-  EXPECT_LE(largest_error(cuda::tanh_of_product<__nv_bfloat16>), 0x1p-11);
-  EXPECT_LE(largest_error(cuda::tanh_of_product<__half>), 4e-5);
-  EXPECT_EQ(cuda::tanh_of_product<__half>(INFINITY), 1);
-  EXPECT_EQ(cuda::tanh_of_product<__half>(-INFINITY), -1);
-  EXPECT_TRUE(std::isnan(cuda::tanh_of_product<__half>(NAN)));
+  EXPECT_LE(largest_error(cuda::element_tanh<__nv_bfloat16>), 0x1p-11);
+  EXPECT_LE(largest_error(cuda::element_tanh<__half>), 4e-5);
+  EXPECT_EQ(cuda::element_tanh<__half>(INFINITY), 1);
+  EXPECT_EQ(cuda::element_tanh<__half>(-INFINITY), -1);
+  EXPECT_TRUE(std::isnan(cuda::element_tanh<__half>(NAN)));
 }
 
 }  // namespace

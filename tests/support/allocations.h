@@ -23,7 +23,7 @@ inline void* counted_allocation(std::size_t size, std::size_t alignment) {
 
 /// How often f() allocates when it is called again.
 template <typename F>
-int64_t allocations_of_second(F&& f) {
+int64_t second_call_allocations(F&& f) {
   f();
   const int64_t before = allocations;
   f();

@@ -10,7 +10,7 @@
 namespace flashmask::test {
 
 /// The names of all families that fm_mask_build knows, which leaves out masks that are only a band.
-inline std::vector<std::string> families_of_library() {
+inline std::vector<std::string> known_families() {
   std::size_t length = 0;
   fm_mask_families_json(nullptr, 0, &length);
   std::string json(length + 1, '\0');

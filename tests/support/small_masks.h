@@ -91,7 +91,7 @@ inline SmallMasks masks_4x4(const Band& band, int64_t first = 0, int64_t count =
 }
 
 /// The sets of 6 rows that at most two intervals hide: 57 of the 64.
-inline std::vector<uint32_t> hidden_sets_of_6_rows() {
+inline std::vector<uint32_t> hidden_6_row_sets() {
   std::vector<uint32_t> sets;
   for (uint32_t set = 0; set < 64; ++set) {
     int runs = 0;
@@ -105,7 +105,7 @@ inline constexpr int64_t kMasks6x3 = 57 * 57 * 57;
 
 /// Masks of 6 rows and 3 columns, each column one of the 57 sets: numbers first, first + step, ... under `band`.
 inline SmallMasks masks_6x3(const Band& band, int64_t first = 0, int64_t count = kMasks6x3, int64_t step = 1) {
-  const std::vector<uint32_t> sets = hidden_sets_of_6_rows();
+  const std::vector<uint32_t> sets = hidden_6_row_sets();
   MaskParts parts{.seqlen_q = 6, .seqlen_k = 3, .band = band, .heads = count};
   std::vector<uint8_t> visible;
   visible.reserve(static_cast<std::size_t>(count * 18));

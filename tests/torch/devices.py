@@ -31,7 +31,7 @@ def head_dims(*dims):
     return tuple(-(-dim // 8) * 8 for dim in dims) if ON_CUDA else dims
 
 
-def pairs_of_head_dims(*on_the_cpu):
+def head_dim_pairs(*on_the_cpu):
     """(head_dim, head_dim_v) of all kernels on CUDA, `on_the_cpu` elsewhere."""
     return kernels.head_dims(kernels.default_library(), "bwd") if ON_CUDA else on_the_cpu
 

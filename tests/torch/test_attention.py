@@ -8,7 +8,7 @@ import flashmask
 import pytest
 import torch
 from dense_reference import assert_close, attention
-from devices import DEVICE, DTYPE, ON_CUDA, cpu_only, head_dims, pairs_of_head_dims, put, tolerance_of
+from devices import DEVICE, DTYPE, ON_CUDA, cpu_only, head_dim_pairs, head_dims, put, tolerance_of
 from flashmask import flashmask_attention, masks
 from flashmask.torch import ops
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -78,7 +78,7 @@ FAMILIES = {
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16 if ON_CUDA else torch.float32])
-@pytest.mark.parametrize("head_dim, head_dim_v", pairs_of_head_dims((16, 8)))
+@pytest.mark.parametrize("head_dim, head_dim_v", head_dim_pairs((16, 8)))
 def test_families(family, dtype, head_dim, head_dim_v):
     mask = FAMILIES[family]().to(DEVICE)
     lengths = {"seqlen_q": mask.seqlen_q, "seqlen_k": mask.seqlen_k}

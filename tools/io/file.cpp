@@ -64,7 +64,7 @@ class TemporaryFile {
     if (!stored) fail("cannot write '{}': {}", named_, std::strerror(error));
   }
 
-  void take_the_name() {
+  void rename_to_target() {
     if (::rename(temporary_.c_str(), target_.c_str()) != 0) fail("cannot write '{}': {}", named_, std::strerror(errno));
     temporary_.clear();
   }
@@ -81,7 +81,7 @@ void check_writable(const std::string& path) { TemporaryFile{path}; }
 void write_file_atomically(const std::string& path, const std::function<void(std::ostream&)>& write) {
   TemporaryFile file(path);
   file.fill(write);
-  file.take_the_name();
+  file.rename_to_target();
 }
 
 void write_file_atomically(const std::string& path, std::string_view contents) {

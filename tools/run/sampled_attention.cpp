@@ -78,7 +78,7 @@ struct SampledAttention::Attended {
   std::vector<QueryHead> plain_queries{};  ///< one for each query head
 
   /// scale P delta of a row and a key that it sees.
-  double weight_of_delta(int64_t head, std::size_t i, std::size_t j) const {
+  double delta_weight(int64_t head, std::size_t i, std::size_t j) const {
     const double score = scale * dot(row_at(inputs.q, head, i), row_at(inputs.k, 0, j)),
                  delta = dot(row_at(exact.out, head, i), row_at(inputs.dout, head, i));
     return scale * std::exp(score - exact.lse.head(0, head)[i]) * delta;
@@ -122,7 +122,7 @@ std::vector<double> SampledAttention::subtracted_from_dq(const Attended& attende
   const HeadArray& keys = attended.inputs.k;
   std::vector<double> sum(index(keys.columns));
   for (std::size_t j = 0; j < attended.keys.size(); ++j) {
-    if (attended.visible[j]) add_scaled(sum, attended.weight_of_delta(0, 0, j), row_at(keys, 0, j));
+    if (attended.visible[j]) add_scaled(sum, attended.delta_weight(0, 0, j), row_at(keys, 0, j));
   }
   return sum;
 }
@@ -133,7 +133,7 @@ std::vector<double> SampledAttention::subtracted_from_dk(const Attended& attende
   for (int64_t h = 0; h < queries.heads; ++h) {
     for (std::size_t i = 0; i < index(queries.rows); ++i) {
       if (attended.visible[i * attended.keys.size() + n])
-        add_scaled(sum, attended.weight_of_delta(h, i, n), row_at(queries, h, i));
+        add_scaled(sum, attended.delta_weight(h, i, n), row_at(queries, h, i));
     }
   }
   return sum;

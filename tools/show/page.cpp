@@ -88,8 +88,9 @@ Json library_json(const Mask& mask, TileShape tile) {
   Json json{
       {"visible", s.visible}, {"partial_tiles", s.partial_tiles}, {"full_tiles", s.full_tiles}, {"classes", nullptr}};
   if (s.tiles <= kMostClasses) json["classes"] = classes_json(classify_tiles(mask, 0, 0, tile));
-  const bool is_of_plan = tile.keys == kGranuleKeys && (tile.rows == 2 * kGranuleRows || tile.rows == 3 * kGranuleRows);
-  if (is_of_plan) {
+  const bool is_plan_kernel =
+      tile.keys == kGranuleKeys && (tile.rows == 2 * kGranuleRows || tile.rows == 3 * kGranuleRows);
+  if (is_plan_kernel) {
     const Plan plan(mask);
     json["row_counts"] = plan.view().row_tile_counts(0, tile.rows / kGranuleRows);
     json["row_order"] = plan.view().row_tile_order(0, tile.rows / kGranuleRows);

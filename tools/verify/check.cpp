@@ -40,7 +40,7 @@ double largest_row_norm(std::span<const double> values, int64_t columns) {
 }
 
 /// Number of rows that are not all zeros, as they see a key that dropout keeps.
-int64_t rows_of_numbers(std::span<const double> values, int64_t columns) {
+int64_t count_nonzero_rows(std::span<const double> values, int64_t columns) {
   int64_t rows = 0;
   for (std::size_t row = 0; row < values.size(); row += static_cast<std::size_t>(columns)) {
     const auto numbers = values.subspan(row, static_cast<std::size_t>(columns));
@@ -74,7 +74,7 @@ std::string place(std::string_view name, int64_t b, int64_t h) {
 }
 
 /// Reports the first NaN of a result; false if there is one.
-bool free_of_nan(std::string_view name, const HeadArray& got, Verdict& verdict) {
+bool has_no_nan(std::string_view name, const HeadArray& got, Verdict& verdict) {
   const auto is_nan = [](double value) { return std::isnan(value); };
   const auto first = std::find_if(got.values.begin(), got.values.end(), is_nan);
   if (first == got.values.end()) return true;
@@ -109,7 +109,7 @@ Excess excess_of(const HeadArray& got, const Target& target, int64_t b, int64_t 
 /// Compares one result head by head with the targets; each head has to be near one of them. Reports the head that is
 /// furthest over its limit, with the first target's figures.
 void check_heads(std::string_view name, const HeadArray& got, std::span<const Target> targets, Verdict& verdict) {
-  if (!free_of_nan(name, got, verdict)) return;
+  if (!has_no_nan(name, got, verdict)) return;
   double worst = 0;
   std::string failure;
   for (int64_t b = 0; b < got.batch; ++b) {
@@ -150,7 +150,7 @@ class AccuracyCheck {
   void run() {
     check_output();
     check_lse();
-    check_zeros("out", got_.out, sight_.keys_of_row, "row");
+    check_zeros("out", got_.out, sight_.row_keys, "row");
     if (!got_.forward_only) check_gradients();
   }
 
@@ -159,9 +159,9 @@ class AccuracyCheck {
     check_gradient("dq", true, got_.dq, oracle_.dq, plain_.results.dq, plain_.inherited_dq, plain_.dq_for_given_out);
     check_gradient("dk", false, got_.dk, oracle_.dk, plain_.results.dk, plain_.inherited_dk, plain_.dk_for_given_out);
     check_value("dv", got_.dv, oracle_.dv, plain_.results.dv);
-    check_zeros("dq", got_.dq, sight_.keys_of_row, "row");
-    check_zeros("dk", got_.dk, sight_.rows_of_key, "key");
-    check_zeros("dv", got_.dv, sight_.rows_of_key, "key");
+    check_zeros("dq", got_.dq, sight_.row_keys, "row");
+    check_zeros("dk", got_.dk, sight_.key_rows, "key");
+    check_zeros("dv", got_.dv, sight_.key_rows, "key");
     if (problem_.sink()) check_dsink();
   }
 
@@ -245,8 +245,8 @@ class AccuracyCheck {
   /// matter of luck (one row at head_dim 64 is 64 numbers that share their probabilities), so there the heads of the
   /// call are taken together.
   static Limit output_limit(const HeadArray& oracle, const HeadArray& plain, int64_t b, int64_t h) {
-    return rows_of_numbers(oracle.head(b, h), oracle.columns) < kFewRows ? call_limit(oracle, plain)
-                                                                         : plain_limit(oracle, plain, b, h);
+    return count_nonzero_rows(oracle.head(b, h), oracle.columns) < kFewRows ? call_limit(oracle, plain)
+                                                                            : plain_limit(oracle, plain, b, h);
   }
 
   /// Limit by the plain implementation's error in all heads of the call.
@@ -291,11 +291,11 @@ class AccuracyCheck {
     double dout_norm = 0, q_largest = 0;
     int32_t keys = 1;  // most keys that a row sees
     for (int64_t head = first; head < last; ++head) {
-      keys = std::max(keys, largest_count(sight_.keys_of_row, b * c_.heads_q + head, c_.seqlen_q));
+      keys = std::max(keys, largest_count(sight_.row_keys, b * c_.heads_q + head, c_.seqlen_q));
       dout_norm = std::max(dout_norm, largest_row_norm(dout_.head(b, head), c_.head_dim_v));
       q_largest = std::max(q_largest, largest_magnitude(q_.head(b, head)));
     }
-    const int32_t rows = largest_count(sight_.rows_of_key, b * c_.heads_kv + kv, c_.seqlen_k);
+    const int32_t rows = largest_count(sight_.key_rows, b * c_.heads_kv + kv, c_.seqlen_k);
     const double factor =
         of_queries ? largest_magnitude(k_.head(b, kv)) : q_largest * std::sqrt(static_cast<double>(std::max(rows, 1)));
     const double terms = std::fabs(c_.scale()) * dropout_scale(c_.features.dropout) * dout_norm *
@@ -312,7 +312,7 @@ class AccuracyCheck {
   }
 
   void check_lse() {
-    if (!free_of_nan("lse", got_.lse, verdict_)) return;
+    if (!has_no_nan("lse", got_.lse, verdict_)) return;
     double worst = 0;
     std::string failure;
     for (std::size_t at = 0; at < got_.lse.values.size(); ++at) {
@@ -392,14 +392,14 @@ int64_t count_live_tiles(const Case& c, const uint8_t* visible, TileShape tile) 
 }  // namespace
 
 Sight::Sight(const Case& c, const DenseMask& dense)
-    : keys_of_row(static_cast<std::size_t>(c.batch * c.heads_q * c.seqlen_q)),
-      rows_of_key(static_cast<std::size_t>(c.batch * c.heads_kv * c.seqlen_k)) {
+    : row_keys(static_cast<std::size_t>(c.batch * c.heads_q * c.seqlen_q)),
+      key_rows(static_cast<std::size_t>(c.batch * c.heads_kv * c.seqlen_k)) {
   const int64_t group = c.heads_q / c.heads_kv;
   for (int64_t b = 0; b < c.batch; ++b) {
     for (int64_t h = 0; h < c.heads_q; ++h) {
       const uint8_t* visible = visible_matrix(c, dense, b, h);
-      int32_t* keys = keys_of_row.data() + (b * c.heads_q + h) * c.seqlen_q;
-      int32_t* rows = rows_of_key.data() + (b * c.heads_kv + h / group) * c.seqlen_k;
+      int32_t* keys = row_keys.data() + (b * c.heads_q + h) * c.seqlen_q;
+      int32_t* rows = key_rows.data() + (b * c.heads_kv + h / group) * c.seqlen_k;
       for (int64_t i = 0; i < c.seqlen_q; ++i) {
         for (int64_t j = 0; j < c.seqlen_k; ++j) {
           const int32_t sees = visible[i * c.seqlen_k + j] != 0;

@@ -29,8 +29,8 @@ struct Verdict {
 /// Counts of the keys that each row sees, and of the rows that see each key.
 struct Sight {
   Sight(const Case& c, const DenseMask& dense);
-  std::vector<int32_t> keys_of_row;  ///< [batch, heads_q, seqlen_q]
-  std::vector<int32_t> rows_of_key;  ///< [batch, heads_kv, seqlen_k], over the query heads of the group
+  std::vector<int32_t> row_keys;  ///< [batch, heads_q, seqlen_q]
+  std::vector<int32_t> key_rows;  ///< [batch, heads_kv, seqlen_k], over the query heads of the group
 };
 
 Results results_of(const Outputs& outputs, const Case& c);

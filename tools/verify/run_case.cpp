@@ -160,7 +160,7 @@ class CaseRun {
   }
 
   /// The dense mask with each key's rows one after the other.
-  std::vector<uint8_t> columns_of_dense() const {
+  std::vector<uint8_t> dense_columns() const {
     std::vector<uint8_t> columns(dense_.visible.size());
     const auto rows = static_cast<std::size_t>(c_.seqlen_q), keys = static_cast<std::size_t>(c_.seqlen_k);
     for (std::size_t at = 0; at < columns.size(); ++at) {
@@ -175,7 +175,7 @@ class CaseRun {
     Outputs outputs(c_);
     const DeviceTensors tensors(problem_, outputs);
     const bool by_columns = c_.seed % 2 != 0;
-    const DeviceMemory dense(std::as_bytes(std::span(by_columns ? columns_of_dense() : dense_.visible)));
+    const DeviceMemory dense(std::as_bytes(std::span(by_columns ? dense_columns() : dense_.visible)));
     std::optional<DeviceMask> mask;
     std::optional<DevicePlan> plan;
     if (mask_) mask.emplace(*mask_);

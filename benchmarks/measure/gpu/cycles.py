@@ -364,7 +364,7 @@ def check_arguments(arguments):
 def kernel_hashes(arguments):
     """Hashes of attention's kernels alone, as the plans are ready."""
     found = arguments.kernels.of_all([case.case() for case in cases(arguments.op)])
-    return {name: text for name, text in found.items() if not receipts.is_of_plan(name)}
+    return {name: text for name, text in found.items() if not receipts.is_plan_kernel(name)}
 
 
 def run(arguments, receipt, save, progress_type):

@@ -77,7 +77,7 @@ def measure(calls, rounds):
     return figures
 
 
-def cycles_of_sink(calls, marks, rounds):
+def sink_cycles(calls, marks, rounds):
     """{op: ratio_figures} of a sink's call over the plain one's, in cycles, which vary less than times."""
     found = {}
     for op in ("fwd", "bwd"):
@@ -113,7 +113,7 @@ def run(arguments, receipt, save, progress_type):
             at = {"mask": mask_name, "head_dim": dim, "head_dim_v": dim_v, "dtype": str(dtype).removeprefix("torch.")}
             figures += [judge({**at, **figure}) for figure in measure(calls, arguments.rounds)]
             if (dim, dim_v) == (BARRED_HEAD_DIM,) * 2 and ("sink", "fwd") in calls:
-                found = cycles_of_sink(calls, marks, arguments.rounds)
+                found = sink_cycles(calls, marks, arguments.rounds)
                 in_cycles += [judge({**at, "op": op, **figure}) for op, figure in found.items()]
             progress.step(1, f"{mask_name} d={dim}/{dim_v} {at['dtype']}")
     receipt["kernel_hashes"] = dict(sorted(hashes.items()))

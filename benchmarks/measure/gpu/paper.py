@@ -84,7 +84,7 @@ def matmul_figures(values):
     return {**time_figures(values), "tflops": matmul.tflops(middle(values))}
 
 
-def case_of_samples(cell, samples, record, error, left_out, kernels):
+def receipt_case(cell, samples, record, error, left_out, kernels):
     """The receipt's case. `samples`: {contender: [ms of each round]}; `record`: more about a contender; `left_out`:
     {contender: why}."""
     times = {f"{name}_ms": middle(samples[name]) for name in ("plan", "ours")}
@@ -177,7 +177,7 @@ def measured(cell, make, arguments):
     device_cell = make(cell, arguments)
     error = device_cell.verify()
     samples, record = device_cell.samples()
-    return case_of_samples(cell, samples, record, error, device_cell.left_out, arguments.kernels)
+    return receipt_case(cell, samples, record, error, device_cell.left_out, arguments.kernels)
 
 
 def cells_of(arguments):

@@ -19,7 +19,7 @@ UNBOUNDED = 2**41
 LAYOUTS = {"bshd": "[batch, seqlen, heads, head_dim]", "bhsd": "[batch, heads, seqlen, head_dim]"}
 
 
-def given(value: object) -> str:
+def describe(value: object) -> str:
     """Describes a value in a few words, for error messages."""
     if getattr(value, "is_nested", False):
         return "a nested tensor"
@@ -41,7 +41,7 @@ def refuse_unsupported(**arguments: tuple[object, object]) -> None:
     """UnsupportedError naming the first argument that is not what is accepted of it; name=(value, accepted)."""
     for name, (value, accepted) in arguments.items():
         if value is not accepted and (value is None or accepted is None or value != accepted):
-            raise UnsupportedError(f"{name} is {given(value)}; it must be {accepted!r}: it is not implemented")
+            raise UnsupportedError(f"{name} is {describe(value)}; it must be {accepted!r}: it is not implemented")
 
 
 def refuse_beside_mask(**arguments: object) -> None:
@@ -100,7 +100,7 @@ def check_vector(name: str, x: Any, is_right: bool, kind: str = "integers", shap
 def check_state(name: str, x: object, is_right: bool, dtypes: str = "int64") -> None:
     """ValueError unless it is a state of dropout."""
     if not is_right:
-        raise ValueError(f"{name} is {given(x)}; it must be {dtypes} [2], a seed and an offset")
+        raise ValueError(f"{name} is {describe(x)}; it must be {dtypes} [2], a seed and an offset")
 
 
 def elsewhere(name: str, place: object, other: str, others_place: object) -> ValueError:
@@ -139,7 +139,7 @@ def _as_int(name: str, value: Any) -> int:
     if isinstance(value, int) and not isinstance(value, bool) or _is_symbol(value):
         return value
     if isinstance(value, bool) or _is_array(value) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} is {given(value)}; it must be an int")
+        raise TypeError(f"{name} is {describe(value)}; it must be an int")
     return operator.index(value)
 
 
@@ -175,7 +175,7 @@ def number(name: str, value: Any) -> float:
     if isinstance(value, float) or _is_symbol(value):
         return value
     if isinstance(value, (bool, str)) or _is_array(value) or not hasattr(value, "__float__"):
-        raise TypeError(f"{name} is {given(value)}; it must be a float")
+        raise TypeError(f"{name} is {describe(value)}; it must be a float")
     return float(value)
 
 
@@ -192,28 +192,28 @@ def flag(name: str, value: Any) -> bool:
     if value is True or value is False:
         return value
     if hasattr(value, "__len__") or value not in (0, 1):
-        raise TypeError(f"{name} is {given(value)}; it must be True or False")
+        raise TypeError(f"{name} is {describe(value)}; it must be True or False")
     return bool(value)
 
 
 def choice(name: str, value: Any, accepted: Collection[str]) -> str:
     """One of some strings."""
     if not isinstance(value, str) or value not in accepted:
-        kind, got = (ValueError, repr(value)) if isinstance(value, str) else (TypeError, given(value))
+        kind, got = (ValueError, repr(value)) if isinstance(value, str) else (TypeError, describe(value))
         raise kind(f"{name} is {got}; it must be {' or '.join(map(repr, accepted))}")
     return value
 
 
 def string(name: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{name} is {given(value)}; it must be a string, as 'auto'")
+        raise TypeError(f"{name} is {describe(value)}; it must be a string, as 'auto'")
     return value
 
 
 def sequence(name: str, values: Any) -> list[Any]:
     """A list of whatever can be iterated over."""
     if not hasattr(values, "__iter__"):
-        raise TypeError(f"{name} is {given(values)}; it must be a list or tuple")
+        raise TypeError(f"{name} is {describe(values)}; it must be a list or tuple")
     return list(values)
 
 
@@ -244,7 +244,7 @@ def _window_side(name: str, value: object, side: Any) -> int:
             side = _as_int(name, side)
         except TypeError:
             raise TypeError(
-                f"{name} is {given(value)}; it must be an int or (left, right), ints of at least 0, or -1 for open"
+                f"{name} is {describe(value)}; it must be an int or (left, right), ints of at least 0, or -1 for open"
             ) from None
     if side < -1:
         raise ValueError(f"{name} is {value}; each side must be at least 0, or -1 for open")

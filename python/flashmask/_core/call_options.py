@@ -127,7 +127,7 @@ def refuse_features(features: dict[str, Any], why: str) -> None:
         if name not in defaults:
             raise TypeError(f"{name} is no argument of this function")
         if value is not None and not (isinstance(value, (int, float)) and value == defaults[name]):
-            raise UnsupportedError(f"{name} is {arguments.given(value)}; {why}")
+            raise UnsupportedError(f"{name} is {arguments.describe(value)}; {why}")
 
 
 def described(options: dict[str, Any], describe: Callable[[Any, str], capi.Tensor]) -> dict[str, Any]:

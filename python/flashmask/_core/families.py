@@ -636,7 +636,7 @@ def _segments_of(groups: Any) -> tuple[list[int], list[bool]]:
         pairs = [(question, list(answers)) for question, answers in groups]
     except (TypeError, ValueError):
         raise TypeError(
-            f"groups is {arguments.given(groups)}; it must be [(question, [answer, ...]), ...], lengths in tokens"
+            f"groups is {arguments.describe(groups)}; it must be [(question, [answer, ...]), ...], lengths in tokens"
         ) from None
     lengths = [length for question, answers in pairs for length in (question, *answers)]
     return lengths, [flag for _, answers in pairs for flag in (True, *(False for _ in answers))]

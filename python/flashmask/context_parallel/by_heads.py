@@ -44,7 +44,7 @@ class AllToAll(torch.autograd.Function):
         if not several:
             return *heads.to_rows([dq, dk, dv], group), None, None, None
         (dq,), dkv = heads.to_rows([dq], group), heads.to_rows([dk, dv], group)
-        dk, dv = (heads.sum_of_copies(x).to(q.dtype) for x in dkv)
+        dk, dv = (heads.sum_copies(x).to(q.dtype) for x in dkv)
         return dq, dk, dv, None, None, None
 
 
@@ -97,7 +97,7 @@ class Heads:
             results.append(of_ranks.flatten(2, 3))
         return results
 
-    def sum_of_copies(self, x):
+    def sum_copies(self, x):
         """[batch, rows, heads of all ranks, size] to [batch, rows, heads, size], always in the same order."""
         return x.unflatten(2, (self.heads[1], self.copies)).sum(3)
 

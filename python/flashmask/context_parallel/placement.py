@@ -298,7 +298,7 @@ def _checked_masks(mask):
         raise ValueError("mask is an empty list; it must be a Mask, or a list of at least one")
     for m in masks:
         if not isinstance(m, Mask):
-            raise TypeError(f"mask is {arguments.given(m)}; it must be a flashmask.Mask, or a list of them")
+            raise TypeError(f"mask is {arguments.describe(m)}; it must be a flashmask.Mask, or a list of them")
     return masks
 
 
@@ -307,7 +307,9 @@ def _checked_heads(heads):
         return None
     pair = tuple(heads) if isinstance(heads, (list, tuple)) else (heads, heads)
     if len(pair) != 2:
-        raise ValueError(f"heads is {arguments.given(heads)}; it must be (heads_q, heads_kv), or one number for both")
+        raise ValueError(
+            f"heads is {arguments.describe(heads)}; it must be (heads_q, heads_kv), or one number for both"
+        )
     heads_q, heads_kv = (arguments.integer(name, n, 1) for name, n in zip(("heads_q", "heads_kv"), pair))
     if heads_q % heads_kv:
         raise ValueError(f"heads is {(heads_q, heads_kv)}; heads_kv must divide heads_q")

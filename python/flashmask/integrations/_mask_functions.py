@@ -121,7 +121,7 @@ def _rows(function, key, is_remapped=False):
         return _Rows()
     name, arguments = _parts(function)
     if name == "and_masks":
-        return functools.reduce(_both, _rules_of_all(arguments, key, is_remapped))
+        return functools.reduce(_both, _combined_rules(arguments, key, is_remapped))
     if name == "or_masks":
         rules = [_rows(part, key, is_remapped) for part in arguments]
         return functools.reduce(functools.partial(_either, key), rules)
@@ -142,7 +142,7 @@ def _rows(function, key, is_remapped=False):
     raise _NotUnderstood
 
 
-def _rules_of_all(functions, key, is_remapped):
+def _combined_rules(functions, key, is_remapped):
     """The rules of what and_masks combines."""
     documents = [_parts(x)[1][0] for x in functions if _name_of(x) == "packed_sequence_mask_function"]
     rules = []
@@ -279,10 +279,10 @@ def mask_of(function, batch, q_length, kv_length, q_offset, kv_offset, padding, 
         missing = kv_length - shown.shape[1]
         shown = torch.nn.functional.pad(shown, (0, missing)) if missing else shown
         rule = _both(rule, _Rows(nowhere=~shown))
-    return _mask_of_rule(rule, key, q_length, kv_length, q_offset, kv_offset)
+    return _rule_mask(rule, key, q_length, kv_length, q_offset, kv_offset)
 
 
-def _mask_of_rule(rule, key, q_length, kv_length, q_offset, kv_offset):
+def _rule_mask(rule, key, q_length, kv_length, q_offset, kv_offset):
     if isinstance(q_offset, torch.Tensor):
         # A static cache's: its value goes into the intervals, so that a compiled step fits every place.
         begin, end = _ends(rule._replace(nowhere=None), key)
@@ -373,7 +373,7 @@ def _by_elements(function, batch, q_length, kv_length, q_offset, kv_offset, padd
         )
 
     started = time.perf_counter()
-    mask = mask_of_rows(rows, q_length, kv_length, f"mask function {name}")
+    mask = mask_from_rows(rows, q_length, kv_length, f"mask function {name}")
     if name not in _said:
         _said.add(name)
         seconds = time.perf_counter() - started
@@ -385,7 +385,7 @@ def _by_elements(function, batch, q_length, kv_length, q_offset, kv_offset, padd
     return mask
 
 
-def mask_of_rows(rows, q_length, kv_length, what):
+def mask_from_rows(rows, q_length, kv_length, what):
     """The mask of rows(begin, end), which are bool [batch, heads, end - begin, kv_length], exactly.
 
     UnrepresentableMaskError names `what` and the first column that needs more than two intervals.

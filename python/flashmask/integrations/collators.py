@@ -82,7 +82,7 @@ _KNOWN = ("input_ids", "labels", "attention_mask", "seq_lengths", *_LOSS_MASKS)
 def _documents(n, example):
     """[(ids, labels), ...] of an example, int64 tensors of one length each."""
     if not hasattr(example, "keys"):
-        raise TypeError(f"example {n} is {arguments.given(example)}; it must be a dict with input_ids")
+        raise TypeError(f"example {n} is {arguments.describe(example)}; it must be a dict with input_ids")
     given = {name: example[name] for name in example.keys() if example[name] is not None}
     if "input_ids" not in given:
         raise ValueError(f"input_ids of example {n} is missing; it has {', '.join(map(str, example.keys()))}")
@@ -114,7 +114,9 @@ def _integers(name, n, values, tokens=None):
     try:
         values = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{name} of example {n} is {arguments.given(values)}: {error}; it must be integers") from None
+        raise TypeError(
+            f"{name} of example {n} is {arguments.describe(values)}: {error}; it must be integers"
+        ) from None
     is_float = values.dtype.is_floating_point and values.numel() > 0  # torch makes floats of an empty list
     if values.ndim != 1 or is_float or values.dtype == torch.bool or values.dtype.is_complex:
         raise ValueError(f"{name} of example {n} is {values.dtype} {list(values.shape)}; it must be integers [tokens]")
@@ -127,7 +129,7 @@ def _flags(name, n, values, tokens):
     try:
         values = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{name} of example {n} is {arguments.given(values)}: {error}; it must be 0 and 1") from None
+        raise TypeError(f"{name} of example {n} is {arguments.describe(values)}: {error}; it must be 0 and 1") from None
     _check_count(name, n, values, tokens)
     _check_flags(f"{name} of example {n}", values)
     return values == 1
@@ -153,14 +155,14 @@ def _check_padding(name, shown):
 def _refuse_unknown(n, given, tokens):
     """ValueError for a key of numbers for each token that nothing here heeds."""
     for name, value in given.items():
-        if name not in _KNOWN and tokens > 0 and _is_of_tokens(value, tokens):
+        if name not in _KNOWN and tokens > 0 and _is_per_token(value, tokens):
             raise ValueError(
                 f"{name} of example {n} has a number for each token, and would be ignored; leave it out of the "
                 f"examples. Known are {', '.join(_KNOWN)}"
             )
 
 
-def _is_of_tokens(value, tokens):
+def _is_per_token(value, tokens):
     if hasattr(value, "shape"):
         return len(value.shape) > 0 and value.shape[0] == tokens
     if not isinstance(value, (list, tuple)) or len(value) != tokens:
@@ -205,7 +207,7 @@ class SharedPrefixCollator:
 
     def __init__(self, collator: Callable[[Any], Any], length: int | None = None) -> None:
         if not callable(collator):
-            raise TypeError(f"collator is {arguments.given(collator)}; it must be a function of a list of examples")
+            raise TypeError(f"collator is {arguments.describe(collator)}; it must be a function of a list of examples")
         self.collator, self.length = collator, length
 
     def __call__(self, examples: Any) -> Any:

@@ -216,7 +216,7 @@ def _of_layer(mask, module):
         mask = mask[kind]
     if not isinstance(mask, Mask):
         raise TypeError(
-            f"mask is {arguments.given(mask)}; it must be a flashmask.Mask, or a dict of them by kind of layer"
+            f"mask is {arguments.describe(mask)}; it must be a flashmask.Mask, or a dict of them by kind of layer"
         )
     return mask
 
@@ -361,7 +361,7 @@ def _converted(given, rows, keys):
             )
         return ~hidden
 
-    return _mask_functions.mask_of_rows(visible, rows, keys, "attention_mask")
+    return _mask_functions.mask_from_rows(visible, rows, keys, "attention_mask")
 
 
 _made = WeakIdKeyDictionary()  # key: tensor; its version count, and the results made from it

@@ -219,7 +219,7 @@ def _window(sizes: Any) -> tuple[int, int]:
 def _check_mask(mask: Any, q: jax.Array, k: jax.Array) -> None:
     if not isinstance(mask, Mask):
         raise TypeError(
-            f"mask is {arguments.given(mask)}; it must be a flashmask.jax.Mask or None. "
+            f"mask is {arguments.describe(mask)}; it must be a flashmask.jax.Mask or None. "
             "Dense masks are not taken; flashmask.jax.masks says the same in O(seqlen_k) memory"
         )
     arguments.check_mask_lengths(mask, q.shape[1], k.shape[1])

@@ -33,7 +33,7 @@ def state_of(rng: Any) -> jax.Array:
         return jnp.asarray(np.ascontiguousarray(rng, "<i8").view("<u4").reshape(_STATE))  # JAX would cut it to 32 bits
     given = jnp.asarray(rng) if isinstance(rng, np.ndarray) else rng
     if not isinstance(given, jax.Array):
-        raise TypeError(f"dropout_rng is {arguments.given(rng)}; it must be a key of jax.random or a state")
+        raise TypeError(f"dropout_rng is {arguments.describe(rng)}; it must be a key of jax.random or a state")
     if given.dtype in (jnp.int64, jnp.uint64) and given.shape == (2,):
         return jax.lax.bitcast_convert_type(given, jnp.uint32)
     if given.dtype == jnp.uint32 and given.shape == _STATE:
@@ -41,7 +41,7 @@ def state_of(rng: Any) -> jax.Array:
     is_key = jnp.issubdtype(given.dtype, jax.dtypes.prng_key) and given.ndim == 0
     if not is_key and (given.dtype != jnp.uint32 or given.ndim != 1):
         raise ValueError(
-            f"dropout_rng is {arguments.given(rng)}; it must be one key of jax.random, or a state, uint32 [2, 2] or "
+            f"dropout_rng is {arguments.describe(rng)}; it must be one key of jax.random, or a state, uint32 [2, 2] or "
             "int64 or uint64 [2]"
         )
     return jax.random.bits(given, _STATE, jnp.uint32)

@@ -123,7 +123,7 @@ def _shown(value: Any) -> str:
 def _checked_bounds(bounds: Any, seqlen_q: int) -> jax.Array:
     """`bounds` as an int32 array, its values, where they need more bits, clamped first as they would be anyway."""
     if not hasattr(bounds, "dtype"):
-        raise TypeError(f"startend_row_indices is {arguments.given(bounds)}; it must be an array of int32")
+        raise TypeError(f"startend_row_indices is {arguments.describe(bounds)}; it must be an array of int32")
     if not jnp.issubdtype(bounds.dtype, jnp.integer) or bounds.dtype == jnp.uint8:
         raise TypeError(
             f"startend_row_indices is {bounds.dtype} {list(bounds.shape)}; "
@@ -137,5 +137,5 @@ def _checked_bounds(bounds: Any, seqlen_q: int) -> jax.Array:
 def _checked_block_mask(block_mask: Any) -> jax.Array:
     """`block_mask` as an array of bool or uint8."""
     if not hasattr(block_mask, "dtype") or block_mask.dtype not in (jnp.bool_, jnp.uint8, jnp.int32):
-        raise TypeError(f"block_mask is {arguments.given(block_mask)}; it must be an array of bool, uint8 or int32")
+        raise TypeError(f"block_mask is {arguments.describe(block_mask)}; it must be an array of bool, uint8 or int32")
     return jnp.asarray(block_mask != 0 if block_mask.dtype == jnp.int32 else block_mask)

@@ -83,18 +83,18 @@ def _forward(options, arrays, mask, features, _):
 
 def _forward_with_plan(options, arrays, mask, features, _):
     """(out, lse, plan): what the mask hides, as the kernels read it, for the backward too."""
-    return _call("forward", options, arrays, mask, features, None, (*_results(arrays), _shape_of_plan(mask)))
+    return _call("forward", options, arrays, mask, features, None, (*_results(arrays), _plan_shape(mask)))
 
 
 def _plan(mask):
     """The plan that _forward_with_plan would leave."""
     leaves = jax.tree.leaves(mask)
     lengths = dict(seqlen_q=mask.seqlen_q, seqlen_k=mask.seqlen_k)
-    function = jax.ffi.ffi_call("flashmask_build_plan", _shape_of_plan(mask), vmap_method="sequential")
+    function = jax.ffi.ffi_call("flashmask_build_plan", _plan_shape(mask), vmap_method="sequential")
     return varying_alike(function(*leaves, **lengths, **_mask_attributes(mask)), *leaves)[0]
 
 
-def _shape_of_plan(mask):
+def _plan_shape(mask):
     return _shape((library.plan_bytes(capi.mask_of(mask, _tensor)),), jnp.uint8)
 
 
@@ -279,7 +279,7 @@ def _one_by_one(mapped, size, has_forward, is_mapped, *given):
             structure, [next(own) if flag else x for x, flag in zip(leaves, flags)]
         )
         if features.dropout_state is not None and has_forward and not features_mapped.dropout_state:
-            features = features._replace(dropout_state=_state_of_entry(features.dropout_state, n))
+            features = features._replace(dropout_state=_entry_state(features.dropout_state, n))
         return mapped(arrays, mask, features, plan)
 
     entries = jnp.arange(size, dtype=jnp.uint32), [x for x, flag in zip(leaves, flags) if flag]
@@ -287,7 +287,7 @@ def _one_by_one(mapped, size, has_forward, is_mapped, *given):
     return results, (True,) * len(results)
 
 
-def _state_of_entry(state, n):
+def _entry_state(state, n):
     seed = jax.random.fold_in(jax.random.wrap_key_data(state[0], impl="threefry2x32"), n)
     return state.at[0].set(jax.random.key_data(seed))
 

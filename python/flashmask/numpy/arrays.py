@@ -73,7 +73,7 @@ def numbers_of(name: str, value: Any) -> Array:
 
 def checked_array(name: str, x: Any) -> Array:
     if not isinstance(x, np.ndarray):
-        raise TypeError(f"{name} is {arguments.given(x)}; it must be a numpy array")
+        raise TypeError(f"{name} is {arguments.describe(x)}; it must be a numpy array")
     return x
 
 

@@ -26,7 +26,7 @@ def dropout_mask(state: paddle.Tensor, p: float, batch: int, heads: int, seqlen_
 def read_state(query: paddle.Tensor, fixed_seed_offset: Any, rng_name: Any) -> Callable[[], paddle.Tensor]:
     """A function that gives a call's state of dropout, where query is; until it is called nothing is drawn."""
     if not isinstance(rng_name, str):
-        raise TypeError(f"rng_name is {arguments.given(rng_name)}; it must be a string")
+        raise TypeError(f"rng_name is {arguments.describe(rng_name)}; it must be a string")
     if fixed_seed_offset is not None:
         state = checked_state("fixed_seed_offset", fixed_seed_offset)
         if not state.place.is_cpu_place() and str(state.place) != str(query.place):

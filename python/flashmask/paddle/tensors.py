@@ -62,5 +62,5 @@ def _numbers(name: str, value: Any, device: Any) -> Tensor:
 
 def checked_tensor(name: str, x: Any) -> Tensor:
     if not isinstance(x, paddle.Tensor):
-        raise TypeError(f"{name} is {arguments.given(x)}; it must be a paddle.Tensor")
+        raise TypeError(f"{name} is {arguments.describe(x)}; it must be a paddle.Tensor")
     return x

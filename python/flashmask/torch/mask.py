@@ -457,7 +457,7 @@ def _unflatten(tensors, context):
         object.__setattr__(mask, name, value)
     for name, here in zip(_TENSORS, present):
         object.__setattr__(mask, name, next(leaves) if here else None)
-    object.__setattr__(mask, "_plans", {} if torch.compiler.is_compiling() else _plans_of_the_same(mask, context))
+    object.__setattr__(mask, "_plans", {} if torch.compiler.is_compiling() else _original_plans(mask, context))
     return mask
 
 
@@ -465,7 +465,7 @@ def _identity(tensors, context):
     return str(context), *map(id, tensors)  # as text, for lengths may be symbols, which have no hash
 
 
-def _plans_of_the_same(mask, context):
+def _original_plans(mask, context):
     """The plans of the mask of the same tensors that was taken apart, if it is still there.
 
     Identities alone could be those of others by now.

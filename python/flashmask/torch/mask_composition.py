@@ -55,7 +55,7 @@ def _checked(masks):
     """The masks, by name, as a list."""
     for name, mask in masks.items():
         if not isinstance(mask, Mask):
-            raise TypeError(f"{name} is {arguments.given(mask)}; it must be a flashmask.Mask")
+            raise TypeError(f"{name} is {arguments.describe(mask)}; it must be a flashmask.Mask")
     # Masks without tensors fit every device.
     tensor_arguments.check_one_device(**{f"{name}'s tensors": mask.some_tensor() for name, mask in masks.items()})
     return list(masks.values())

@@ -43,7 +43,7 @@ def merge_attention(
     """
     outs, lses = arguments.sequence("outs", outs), arguments.sequence("lses", lses)
     _check_parts(outs, lses, layout)
-    of_sink = [] if sink is None else [_sink_of_rows(sink, lses[0])]  # lse of a part whose out is 0
+    of_sink = [] if sink is None else [_expand_sink(sink, lses[0])]  # lse of a part whose out is 0
     weights, lse = _softmax(torch.stack([*lses, *of_sink]))
     if layout == "bshd":
         weights = weights.transpose(-1, -2)
@@ -78,7 +78,7 @@ def _softmax(lses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return exponentials / total, torch.where(empty, -torch.inf, top + torch.log(total))
 
 
-def _sink_of_rows(sink: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
+def _expand_sink(sink: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
     tensor_arguments.check_tensors("[heads]", sink=sink)
     tensor_arguments.check_one_device(lses=lse, sink=sink)
     if sink.shape[0] != lse.shape[-2]:

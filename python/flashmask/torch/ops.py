@@ -309,14 +309,14 @@ def plan_bytes(seqlen_q, seqlen_k, batch, heads):
     def blocks(length, size):
         return (length + size - 1) // size
 
-    def words_of_ints(count):
+    def int_words(count):
         return blocks(masks * count, 2)
 
     rows, keys = blocks(seqlen_q, 64), blocks(seqlen_k, 128)
     header = 6
     bits = 2 * masks * (rows * blocks(keys, 64) + keys * blocks(rows, 64))
-    counts_and_orders = words_of_ints(rows) + 2 * (
-        words_of_ints(keys) + words_of_ints(blocks(seqlen_q, 128)) + words_of_ints(blocks(seqlen_q, 192))
+    counts_and_orders = int_words(rows) + 2 * (
+        int_words(keys) + int_words(blocks(seqlen_q, 128)) + int_words(blocks(seqlen_q, 192))
     )
     extents, scratch = batch, masks * keys
     return 8 * (header + bits + counts_and_orders + extents + scratch)

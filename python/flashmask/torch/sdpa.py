@@ -78,7 +78,7 @@ def _as_mask(attn_mask: Mask | torch.Tensor, query: torch.Tensor, key: torch.Ten
     if isinstance(attn_mask, Mask):
         return attn_mask
     if not isinstance(attn_mask, torch.Tensor):
-        raise TypeError(f"attn_mask is {arguments.given(attn_mask)}; it must be a Mask or a bool tensor")
+        raise TypeError(f"attn_mask is {arguments.describe(attn_mask)}; it must be a Mask or a bool tensor")
     tensor_arguments.check_dense("attn_mask", attn_mask)
     if attn_mask.dtype != torch.bool:
         raise UnsupportedError(

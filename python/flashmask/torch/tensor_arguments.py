@@ -59,9 +59,9 @@ def check_tensors(shape, **tensors):
 def check_dense(name, x, shape=None):
     """TypeError unless it is a tensor, and neither nested nor sparse. shape: what it should be, in words."""
     if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{name} is {arguments.given(x)}; it must be a torch.Tensor{f' {shape}' if shape else ''}")
+        raise TypeError(f"{name} is {arguments.describe(x)}; it must be a torch.Tensor{f' {shape}' if shape else ''}")
     if x.is_nested or x.layout is not torch.strided:
-        kind = arguments.given(x) if x.is_nested else f"{arguments.given(x)} of layout {x.layout}"
+        kind = arguments.describe(x) if x.is_nested else f"{arguments.describe(x)} of layout {x.layout}"
         advice = " (flashmask_varlen_func takes sequences packed one after the other)" if x.is_nested else ""
         raise TypeError(f"{name} is {kind}; it must be a dense tensor{f' {shape}' if shape else ''}{advice}")
 

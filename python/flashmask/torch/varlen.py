@@ -138,7 +138,7 @@ def flashmask_varlen_func(
     """
     arguments.refuse_unsupported(alibi_slopes=(alibi_slopes, None), block_table=(block_table, None))
     tensor_arguments.check_tensors("(total tokens, heads, head_dim)", q=q, k=k, v=v)
-    cu_q, cu_k = _cu_seqlens_of_both(cu_seqlens_q, cu_seqlens_k, q.shape[0], k.shape[0], q.device)
+    cu_q, cu_k = _both_cu_seqlens(cu_seqlens_q, cu_seqlens_k, q.shape[0], k.shape[0], q.device)
     tensor_arguments.check_one_device(q=q, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
     mask = _mask(cu_q, cu_k, q.shape[0], k.shape[0], *_window(window_size, causal))
     out, lse = flashmask_attention(
@@ -185,7 +185,7 @@ def varlen_mask(
     <= first and the two cover everything.
     """
     total_q, total_k = arguments.length("total_q", total_q), arguments.length("total_k", total_k)
-    cu_q, cu_k = _cu_seqlens_of_both(cu_seqlens_q, cu_seqlens_k, total_q, total_k, device)
+    cu_q, cu_k = _both_cu_seqlens(cu_seqlens_q, cu_seqlens_k, total_q, total_k, device)
     tensor_arguments.check_one_device(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
     return _mask(cu_q, cu_k, total_q, total_k, *_window(window_size, causal))
 
@@ -211,7 +211,7 @@ def _window(window_size: Window, causal: bool) -> tuple[int, int]:
     return left, 0 if arguments.flag("causal", causal) else right
 
 
-def _cu_seqlens_of_both(
+def _both_cu_seqlens(
     cu_seqlens_q: Integers, cu_seqlens_k: Integers, total_q: int, total_k: int, device: Device | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns both as int64 (documents + 1,), contiguous; one tensor twice if they are the same."""

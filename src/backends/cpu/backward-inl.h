@@ -88,11 +88,11 @@ void prepare_backward(const Problem& p, const BackwardRows& shared, int64_t b, i
 }
 
 /// scores become P = exp(scores - lse), dprobs become P * (dP - delta), over a panel whose lanes are keys.
-void probabilities_of_keys(const float* lse, const float* delta, int64_t rows, Rows scores, Rows dprobs) {
+void compute_probabilities(const float* lse, const float* delta, int64_t rows, Rows scores, Rows dprobs) {
   for (int64_t i = 0; i < rows; ++i, scores.at += scores.stride, dprobs.at += dprobs.stride) {
     const Vec row_lse = hn::Set(kFloats, lse[i]), row_delta = hn::Set(kFloats, delta[i]);
     for (int64_t at = 0; at < kWidth; at += kLanes) {
-      const Vec p = exp_of_any(hn::Sub(hn::Load(kFloats, scores.at + at), row_lse));
+      const Vec p = exp_any(hn::Sub(hn::Load(kFloats, scores.at + at), row_lse));
       hn::Store(p, kFloats, scores.at + at);
       hn::Store(hn::Mul(p, hn::Sub(hn::Load(kFloats, dprobs.at + at), row_delta)), kFloats, dprobs.at + at);
     }
@@ -120,7 +120,7 @@ void backward_panel(const Problem& p, const BackwardScratch& s, PanelPlace place
   place.key += key0;
   transform_scores(p, place, rows, scores, s.slopes);
   if (!full) hide(lanes, rows, -kInf, scores);
-  probabilities_of_keys(s.lse, delta, rows, scores, dprobs);
+  compute_probabilities(s.lse, delta, rows, scores, dprobs);
   if (has_slopes(p)) multiply_elements(rows, s.slopes, dprobs);
   // Hidden again: 0 times a non-finite dP must not get through.
   if (!full) hide(lanes, rows, 0.0f, dprobs);

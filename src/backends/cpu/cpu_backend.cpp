@@ -83,7 +83,7 @@ struct CpuCall {
   int64_t workspace_bytes() const { return shared() + threads * scratch; }
   void explain(const Problem& p, Explanation& e) const {
     e.configuration = message(cpu::kTileRows, "x", cpu::kTileKeys, " tiles, ", cpu::simd_target(), ", ", threads,
-                              " threads, ", source_of_plan(p));
+                              " threads, ", plan_source(p));
   }
   void run(const Problem& p, std::byte* workspace) const;
   /// Before the threads' own scratch.

@@ -39,7 +39,7 @@ HWY_INLINE Capped capped(Vec score, float softcap) {
   const Vec x = hn::Mul(score, hn::Set(kFloats, 1.0f / softcap)), magnitude = hn::Abs(x), one = hn::Set(kFloats, 1.0f),
             two = hn::Set(kFloats, 2.0f);
   // 1 - tanh: of it neither tanh near 1 nor the derivative near 0, (1 - tanh) (1 + tanh), loses digits.
-  const Vec rest = hn::Div(two, hn::Add(exp_of_any(hn::Mul(two, magnitude)), one));
+  const Vec rest = hn::Div(two, hn::Add(exp_any(hn::Mul(two, magnitude)), one));
   // Near 0 tanh would: there a polynomial within 2e-8.
   const Vec square = hn::Mul(x, x);
   Vec p = hn::MulAdd(square, hn::Set(kFloats, 0.017241487f), hn::Set(kFloats, -0.053045492f));

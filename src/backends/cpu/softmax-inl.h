@@ -40,7 +40,7 @@ HWY_INLINE Vec exp_up_to_88(Vec x) {
 }
 
 /// exp(x) for any x: a caller's lse can be far below the scores.
-HWY_INLINE Vec exp_of_any(Vec x) {
+HWY_INLINE Vec exp_any(Vec x) {
   return hn::IfThenElse(hn::Gt(x, hn::Set(kFloats, 88.0f)), hn::Set(kFloats, kInf), exp_up_to_88(x));
 }
 

@@ -38,7 +38,7 @@ struct Shape {
 enum class SegmentForm { kNone /* one of all tokens */, kCuSeqlens, kSeqlens, kDocIds, kPositionIds };
 
 /// True if a number per token gives the segments; step_of() is its increase within a segment.
-constexpr bool are_of_tokens(SegmentForm form) {
+constexpr bool is_per_token(SegmentForm form) {
   return form == SegmentForm::kDocIds || form == SegmentForm::kPositionIds;
 }
 constexpr int64_t step_of(SegmentForm form) { return form == SegmentForm::kPositionIds ? 1 : 0; }
@@ -77,7 +77,7 @@ struct Arguments {
   int64_t number(std::string_view name) const { return (*this)[name].number; }
   const Integers& vector(std::string_view name) const { return (*this)[name].vector; }
   /// A number that is given.
-  std::optional<int64_t> given(std::string_view name) const {
+  std::optional<int64_t> optional_number(std::string_view name) const {
     const Value& value = (*this)[name];
     return value.is_given ? std::optional(value.number) : std::nullopt;
   }

@@ -13,7 +13,7 @@ template <typename Own>
 struct OfBand : OfColumns<Own> {
   static void measure(Arguments& a) {
     a.shape.seqlen_q = a.number("seqlen_q");
-    a.shape.seqlen_k = a.given("seqlen_k").value_or(a.shape.seqlen_q);
+    a.shape.seqlen_k = a.optional_number("seqlen_k").value_or(a.shape.seqlen_q);
   }
   template <typename Run>
   static void write(Run&, const Arguments&, const Output&) {}
@@ -36,7 +36,7 @@ template <typename Own>
 struct OfBandWithOffset : OfBand<Own> {
   static void measure(Arguments& a) {
     OfBand<Own>::measure(a);
-    a.shape.q_offset = a.given("q_offset");
+    a.shape.q_offset = a.optional_number("q_offset");
     if (a.shape.q_offset) check_offset(*a.shape.q_offset);
   }
 };

@@ -131,9 +131,9 @@ void expect_count(std::string_view name, const Integers& x, int64_t count, const
     throw_invalid(name, " has ", x.count, " entries; it needs one for each of the ", count, " ", what);
 }
 
-std::vector<int64_t> ends_of_documents(const GivenSegments& given, const Lead& lead) {
+std::vector<int64_t> document_ends(const GivenSegments& given, const Lead& lead) {
   std::vector<int64_t> ends;
-  if (are_of_tokens(given.form)) {
+  if (is_per_token(given.form)) {
     each_run(given.values, lead, step_of(given.form), [&ends](int64_t, int64_t end) { ends.push_back(end); });
   } else if (given.form == SegmentForm::kCuSeqlens) {
     for (int64_t n = 1; n < given.values.count; ++n) ends.push_back(given.values(lead, n));
@@ -148,7 +148,7 @@ void check_tokens(std::string_view name, int64_t tokens) {
 }
 
 int64_t tokens_of(const GivenSegments& given, std::optional<int64_t> seqlen, const Leads& leads, Device device) {
-  if (are_of_tokens(given.form)) {
+  if (is_per_token(given.form)) {
     check_tokens(given.name, given.values.count);
     if (seqlen && *seqlen != given.values.count)
       throw_invalid("seqlen is ", *seqlen, ", but ", given.name, " has ", given.values.count,

@@ -40,7 +40,7 @@ void check_single(std::string_view name, const Integers& values, const Leads& le
 void expect_count(std::string_view name, const Integers& values, int64_t count, const char* what);
 
 /// Ends of the documents of a lead.
-std::vector<int64_t> ends_of_documents(const GivenSegments& documents, const Lead& lead);
+std::vector<int64_t> document_ends(const GivenSegments& documents, const Lead& lead);
 
 /// "[n]", with the batch entry and head before it if there are several.
 std::string at(const Leads& leads, const Lead& lead, int64_t n);

@@ -56,7 +56,7 @@ struct PrefixLmDocument : OfColumns<PrefixLmDocument> {
   static void check(const Arguments& a, const Leads& leads) {
     const Integers& prefix = a.vector("prefix");
     each_lead(leads, [&](const Lead& lead) {
-      const std::vector<int64_t> ends = ends_of_documents(a.documents, lead);
+      const std::vector<int64_t> ends = document_ends(a.documents, lead);
       const auto count = smaller(static_cast<int64_t>(ends.size()), prefix.count);
       for (int64_t n = 0, begin = 0; n < count; begin = ends[static_cast<std::size_t>(n++)]) {
         const int64_t own = prefix(lead, n), length = ends[static_cast<std::size_t>(n)] - begin;
@@ -109,7 +109,7 @@ struct SharedQuestion : OfColumns<SharedQuestion> {
   static void measure(Arguments& a) {
     a.documents = {SegmentForm::kSeqlens, "seqlens", a.vector("seqlens")};
     expect_count("is_question", a.vector("is_question"), a.documents.values.count, "segments");
-    a.seqlen = tokens_of(a.documents, a.given("seqlen"), a.leads(), a.device);
+    a.seqlen = tokens_of(a.documents, a.optional_number("seqlen"), a.leads(), a.device);
     OfColumns::measure(a);
   }
 
@@ -125,7 +125,7 @@ struct SharedQuestion : OfColumns<SharedQuestion> {
     FLASHMASK_COLUMN void store(const Lead& lead, int64_t n, int64_t is_begin, int64_t number) const {
       const int64_t first = lead.index * segments.count();
       group[first + n] = static_cast<int32_t>(number);
-      if (number > 1 && is_begin) group_end[first + number - 2] = static_cast<int32_t>(segments.end_of_first(lead, n));
+      if (number > 1 && is_begin) group_end[first + number - 2] = static_cast<int32_t>(segments.end_after(lead, n));
     }
   };
 

@@ -50,7 +50,7 @@ std::string json_of(const Family& family) {
   for (const std::string_view name : names_of(family)) names.emplace_back(name);
   JsonObject json;
   json.add_string("name", family.name).add("parameters", json_array(parameters));
-  json.add("names", json_array_of_strings(names)).add("form", json_of(family.form));
+  json.add("names", json_string_array(names)).add("form", json_of(family.form));
   json.add_string("option", family.option).add("other_form", json_of(family.other));
   return json.add("has_order", json_of(family.has_order)).text();
 }

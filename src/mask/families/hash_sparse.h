@@ -152,7 +152,7 @@ struct HashSparse : OfColumns<HashSparse> {
     const int64_t rows = a.shape.seqlen_q;
     BucketTable table{a.vector("query_buckets"), rows, nullptr};
     if constexpr (Run::kInOrder) {
-      const Integers ends = ends_of_runs_in_order(run, table.buckets, 0);
+      const Integers ends = ordered_run_ends(run, table.buckets, 0);
       int64_t most = 0;
       for (int64_t n = 0; n < run.leads().count(); ++n) most = larger(most, count_runs(ends, run.leads()[n]));
       table.most = larger(most, 64);  // few buckets do not collide then

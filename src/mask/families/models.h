@@ -59,7 +59,7 @@ struct CausalWithBlocks : OfColumns<CausalWithBlocks> {
   static void check(const Arguments& a, const Leads& leads) {
     const Integers& block_ids = a.vector("block_ids");
     each_lead(leads, [&](const Lead& lead) {
-      const std::vector<int64_t> ends = ends_of_documents(a.documents, lead);
+      const std::vector<int64_t> ends = document_ends(a.documents, lead);
       auto end = ends.begin();
       SeenIds seen;
       each_run(block_ids, lead, 0, [&](int64_t begin, int64_t run_end) {
@@ -114,7 +114,7 @@ struct CausalWithBlocks : OfColumns<CausalWithBlocks> {
     const Integers& block_ids = a.vector("block_ids");
     const SegmentForm form = a.documents.form;
     if constexpr (!Run::kInOrder) {
-      if (are_of_tokens(form)) {  // both in one scan
+      if (is_per_token(form)) {  // both in one scan
         const RunsOfTokens documents = runs_to_find(run, a.documents.values, step_of(form));
         const RunsOfTokens blocks = runs_to_find(run, block_ids, 0);
         run.scan(a.seqlen, FindRuns<2>{{documents, blocks}, a.seqlen});

@@ -21,8 +21,8 @@ class Segments {
 
   FLASHMASK_COLUMN int64_t count() const { return ends_.count; }
   /// End of the first n segments.
-  FLASHMASK_COLUMN int64_t end_of_first(const Lead& lead, int64_t n) const { return n > 0 ? ends_(lead, n - 1) : 0; }
-  FLASHMASK_COLUMN int64_t total(const Lead& lead) const { return end_of_first(lead, count()); }
+  FLASHMASK_COLUMN int64_t end_after(const Lead& lead, int64_t n) const { return n > 0 ? ends_(lead, n - 1) : 0; }
+  FLASHMASK_COLUMN int64_t total(const Lead& lead) const { return end_after(lead, count()); }
 
   /// The segment that a token belongs to; past the last, count() and nothing. Neighbouring tokens mostly share one.
   FLASHMASK_COLUMN Place place(const Lead& lead, int64_t token) const {
@@ -34,15 +34,15 @@ class Segments {
     else if (n >= count() || ends_(lead, n) <= token)
       n = upper_bound(ends_, lead, n, count(), token);
     n = n < count() ? n : count();
-    last_ = {n, end_of_first(lead, n), end_of_first(lead, n < count() ? n + 1 : n)};
+    last_ = {n, end_after(lead, n), end_after(lead, n < count() ? n + 1 : n)};
     lead_ = lead.index;
     return last_;
   }
   FLASHMASK_COLUMN int64_t last_begin(const Lead& lead) const {
-    if (last_token_ < 0) return count() > 0 ? end_of_first(lead, count() - 1) : 0;
+    if (last_token_ < 0) return count() > 0 ? end_after(lead, count() - 1) : 0;
     if (lead.index != lead_of_last_begin_) {
       last_begin_ =
-          end_of_first(lead, index_ ? index_of(lead, last_token_) : upper_bound(ends_, lead, 0, count(), last_token_));
+          end_after(lead, index_ ? index_of(lead, last_token_) : upper_bound(ends_, lead, 0, count(), last_token_));
       lead_of_last_begin_ = lead.index;
     }
     return last_begin_;

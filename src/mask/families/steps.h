@@ -86,7 +86,7 @@ struct FindRuns {
 
 /// Two steps that do not depend on each other.
 template <typename F, typename G>
-struct Both {
+struct IndependentSteps {
   F f;
   int64_t count;  ///< entries of f; g's come after them
   G g;
@@ -126,7 +126,7 @@ struct WriteColumns {
 };
 
 template <typename Run>
-Integers ends_of_runs_in_order(Run& run, const Integers& entries, int64_t step) {
+Integers ordered_run_ends(Run& run, const Integers& entries, int64_t step) {
   int32_t* const ends = run.template array<int32_t>(entries.count);
   run.each(1, EndsOfRunsInOrder{entries, step, ends});
   return integers_of(ends, run.leads(), entries.count);
@@ -147,7 +147,7 @@ inline Segments segments_of(const RunsOfTokens& found, const Leads& leads) {
 template <typename Run>
 Segments runs(Run& run, const Integers& tokens, int64_t step) {
   if constexpr (Run::kInOrder) {
-    return Segments(ends_of_runs_in_order(run, tokens, step), tokens.count - 1);
+    return Segments(ordered_run_ends(run, tokens, step), tokens.count - 1);
   } else {
     const RunsOfTokens own = runs_to_find(run, tokens, step);
     run.scan(tokens.count, FindRuns<1>{{own}, tokens.count});
@@ -195,7 +195,7 @@ struct Blocks {
     } else {
       const Place own = given.place(lead, token);
       begin = own.begin;
-      until = given.end_of_first(lead, smaller(own.index + smaller(reach, given.count()), given.count()));
+      until = given.end_after(lead, smaller(own.index + smaller(reach, given.count()), given.count()));
     }
     return {larger(begin, document.begin), smaller(until, document.end)};
   }

@@ -108,7 +108,7 @@ struct NodeTree {
     if (node.index >= nodes.count()) return {.lts = node.end};
     // Neighbouring tokens mostly share a node.
     if (lead.index != found.lead || node.index != found.node)
-      found = {lead.index, node.index, nodes.end_of_first(lead, next(lead, node.index))};
+      found = {lead.index, node.index, nodes.end_after(lead, next(lead, node.index))};
     return {.lts = found.end};
   }
 
@@ -192,7 +192,7 @@ struct PrefixTree : OfTree<PrefixTree> {
     a.documents = {SegmentForm::kSeqlens, "lengths",
                    lengths.is_given ? lengths.vector : Integers{.count = nodes, .constant = 1}};
     expect_count("lengths", a.documents.values, nodes, "nodes");
-    a.seqlen = tokens_of(a.documents, a.given("seqlen"), a.leads(), a.device);
+    a.seqlen = tokens_of(a.documents, a.optional_number("seqlen"), a.leads(), a.device);
     OfTree::measure(a);
   }
 
@@ -216,7 +216,7 @@ struct PrefixTree : OfTree<PrefixTree> {
         const WriteColumns<std::decay_t<decltype(tree)>> step{tree, writer_of(a, output)};
         if (a.unfit)
           run.each(columns + nodes,
-                   Both<std::decay_t<decltype(step)>, CheckTree>{step, columns, {parents, least, a.unfit}});
+                   IndependentSteps<std::decay_t<decltype(step)>, CheckTree>{step, columns, {parents, least, a.unfit}});
         else
           run.each(columns, step);
       });
@@ -276,7 +276,7 @@ struct PrefixTreeFromIntervals : OfTree<PrefixTreeFromIntervals> {
     const Integers &tin = a.vector("tin"), &tout = a.vector("tout");
     if (tin.count != tout.count)
       throw_invalid("tin has ", tin.count, " entries and tout ", tout.count, "; they must be equal");
-    const std::optional<int64_t> seqlen = a.given("seqlen");
+    const std::optional<int64_t> seqlen = a.optional_number("seqlen");
     a.seqlen = seqlen ? *seqlen : largest("tout", tout, a.leads(), a.device);
     OfTree::measure(a);
   }

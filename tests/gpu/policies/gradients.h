@@ -144,7 +144,7 @@ class Backward {
     rows.head_dim_v = kDim;
     rows.dq_columns = {kDim, 64};
     rows.heads = kHeads;
-    rows.softmax_scale = rows.score_scale = static_cast<float>(kScale);
+    rows.scale = rows.score_scale = static_cast<float>(kScale);
     return rows;
   }
 
@@ -158,7 +158,7 @@ class Backward {
     p.head_groups = kHeadsKv;
     p.query_heads_per_group = kHeads / kHeadsKv;
     p.splits = 1;
-    p.softmax_scale = rows.softmax_scale;
+    p.scale = rows.scale;
     p.scale_log2 = static_cast<float>(kScale * kLog2E);
     p.plan = rows.plan;
     p.mask = mask_.columns();

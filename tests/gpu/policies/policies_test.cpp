@@ -36,8 +36,7 @@ void expect_same_bits(const ForwardRun& got, const DeviceTensor& out, const Devi
 }
 
 /// The largest error of a head's elements; `values` [batch, seqlen, heads, dim].
-std::vector<double> errors_of_heads(const std::vector<double>& values, const std::vector<double>& exact,
-                                    int64_t heads) {
+std::vector<double> head_errors(const std::vector<double>& values, const std::vector<double>& exact, int64_t heads) {
   std::vector<double> errors(static_cast<std::size_t>(heads), 0.);
   for (std::size_t n = 0; n < values.size(); ++n) {
     const double error = std::abs(values[n] - exact[n]);
@@ -51,7 +50,7 @@ std::vector<double> errors_of_heads(const std::vector<double>& values, const std
 /// The accuracy rule.
 void expect_accurate(const char* what, const std::vector<double>& got, const std::vector<double>& library,
                      const std::vector<double>& exact, int64_t heads) {
-  const auto errors = errors_of_heads(got, exact, heads), allowed = errors_of_heads(library, exact, heads);
+  const auto errors = head_errors(got, exact, heads), allowed = head_errors(library, exact, heads);
   for (std::size_t head = 0; head < errors.size(); ++head)
     EXPECT_LE(errors[head], kAccuracyFactor * allowed[head] + kAccuracySlack) << what << " of head " << head;
 }

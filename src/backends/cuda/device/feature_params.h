@@ -20,7 +20,7 @@ struct SoftcapParams {
   float factor;   ///< softmax_scale / softcap
 
 #if defined(__CUDACC__)
-  __device__ __forceinline__ bool given() const { return softcap != 0; }
+  __device__ __forceinline__ bool is_set() const { return softcap != 0; }
 #endif
 };
 
@@ -48,12 +48,12 @@ struct DropoutParams {
   const uint64_t* state;  ///< seed and offset, in device memory; read while the work runs
 
 #if defined(__CUDACC__)
-  __device__ __forceinline__ bool given() const { return threshold != 0; }
+  __device__ __forceinline__ bool is_set() const { return threshold != 0; }
   /// Reads the state, if there is dropout.
   __device__ __forceinline__ dropout::Key key() const {
-    return given() ? dropout::key_of(__ldg(reinterpret_cast<const unsigned long long*>(state)),
-                                     __ldg(reinterpret_cast<const unsigned long long*>(state) + 1))
-                   : dropout::Key{};
+    return is_set() ? dropout::key_of(__ldg(reinterpret_cast<const unsigned long long*>(state)),
+                                      __ldg(reinterpret_cast<const unsigned long long*>(state) + 1))
+                    : dropout::Key{};
   }
 #endif
 };
@@ -64,7 +64,7 @@ struct PositionParams {
   int64_t q_stride, k_stride;  ///< between batch entries of the call
 
 #if defined(__CUDACC__)
-  __device__ __forceinline__ bool given() const { return first.q_pos != nullptr; }
+  __device__ __forceinline__ bool is_set() const { return first.q_pos != nullptr; }
 #endif
 };
 

@@ -79,7 +79,7 @@ struct VisibleExtents {
 
 /// Baseline mode: a dense matrix, one byte an element, instead of a mask. Strides in bytes.
 struct DenseMask {
-  bool given;
+  bool is_set;
   const uint8_t* visible;
   PerHead place;
   int64_t row_stride, key_stride;

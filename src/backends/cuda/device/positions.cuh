@@ -16,7 +16,7 @@ inline constexpr bool kHasPositions = requires(const Params& p) { p.features.pos
 /// Rows row0 .. row0 + 31 of a batch entry, one for each lane: which positions they see. Rows may be past the last.
 __device__ __forceinline__ rules::SeenPositions seen_by_lane(const PositionParams& p, uint32_t batch, int32_t row0,
                                                              int32_t seqlen_q) {
-  const int32_t row = min(row0 + static_cast<int32_t>(ptx::lane_anew()), seqlen_q - 1);
+  const int32_t row = min(row0 + static_cast<int32_t>(ptx::reload_lane()), seqlen_q - 1);
   return rules::seen_positions(p.first, p.first.q_pos[batch * p.q_stride + row]);
 }
 

@@ -55,19 +55,19 @@ class FeatureScore {
 
   template <typename Params>
   __device__ __forceinline__ FeatureScore(const Params& p, uint32_t, uint32_t)
-      : form(p.features.softcap.given() ? ScoreForm::kOther : ScoreForm::kProducts), softcap_(p.features.softcap) {}
+      : form(p.features.softcap.is_set() ? ScoreForm::kOther : ScoreForm::kProducts), softcap_(p.features.softcap) {}
 
   template <int kScores, typename MakePlaces>
   __device__ __forceinline__ void shift(float (&)[kScores], const MakePlaces&) const {}
   template <int kScores, typename MakePlaces>
   __device__ __forceinline__ void transform(float (&s)[kScores], const MakePlaces&) const {
-    take_tanh<Element>(s, softcap_.factor);
+    apply_softcap<Element>(s, softcap_.factor);
   }
   template <int kScores, typename MakePlaces>
   __device__ __forceinline__ void differentiate(float (&s)[kScores], float (&gradients)[kScores],
                                                 const MakePlaces&) const {
     if (softcap_.softcap <= kLargest) {
-      take_tanh_and_slope<Element>(s, softcap_.factor, gradients);
+      softcap_gradient<Element>(s, softcap_.factor, gradients);
     } else {  // Is never taken: without an alternative ptxas merges this branch with its surroundings, and spills.
 #pragma unroll
       for (float& score : s) score *= softcap_.factor;

@@ -9,7 +9,7 @@
 namespace flashmask::cuda {
 
 /// The sum over a block's threads, in thread 0, always in one order. All threads call it.
-__device__ __forceinline__ double sum_of_block(double value) {
+__device__ __forceinline__ double block_sum(double value) {
   __shared__ double of_warp[kRowThreads / 32];
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2) value += __shfl_xor_sync(0xffffffff, value, distance);
@@ -29,15 +29,15 @@ __device__ __forceinline__ void sum_sink_gradient(const Params& p, uint32_t head
   const float sink = p.sink.template of_head<Element>(head);
   double sum = 0;
   for (int64_t batch = 0; batch < p.batch; ++batch) {
-    const auto minus_delta_of_row = minus_delta_of(batch);
+    const auto row_minus_delta = minus_delta_of(batch);
 #pragma unroll 4
     for (int32_t row = static_cast<int32_t>(threadIdx.x); row < p.seqlen_q; row += kRowThreads) {
       const float lse = lse_of(batch, row);
-      const float minus_delta = minus_delta_of_row(row);
+      const float minus_delta = row_minus_delta(row);
       if (lse != -INFINITY) sum += static_cast<double>(expf(sink - lse)) * static_cast<double>(minus_delta);
     }
   }
-  sum = sum_of_block(sum);
+  sum = block_sum(sum);
   if (threadIdx.x != 0) return;
   if (p.sink.is_float) {
     static_cast<float*>(p.dsink)[head * p.dsink_stride] = static_cast<float>(sum);

@@ -15,7 +15,7 @@ inline constexpr float kTwoLog2E = 2.88539008177792681f;
 /// loses of the products, but not below what float16 does, which takes one of 4e-5: near 0, where 1 - 2 / (1 + e^2y)
 /// has no digits left, tanh y is y.
 template <typename Element>
-__device__ __forceinline__ float tanh_of_product(float y) {
+__device__ __forceinline__ float element_tanh(float y) {
   if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
     return ptx::tanh_approx(y);
   } else {
@@ -26,17 +26,17 @@ __device__ __forceinline__ float tanh_of_product(float y) {
 
 /// Takes the tanh of `factor` times some products, in place.
 template <typename Element, int kCount>
-__device__ __forceinline__ void take_tanh(float (&x)[kCount], float factor) {
+__device__ __forceinline__ void apply_softcap(float (&x)[kCount], float factor) {
 #pragma unroll
-  for (float& value : x) value = tanh_of_product<Element>(value * factor);
+  for (float& value : x) value = element_tanh<Element>(value * factor);
 }
 
 /// Takes the tanh, and multiplies `gradients` by its derivatives with respect to `factor` times x.
 template <typename Element, int kCount>
-__device__ __forceinline__ void take_tanh_and_slope(float (&x)[kCount], float factor, float (&gradients)[kCount]) {
+__device__ __forceinline__ void softcap_gradient(float (&x)[kCount], float factor, float (&gradients)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    x[i] = tanh_of_product<Element>(x[i] * factor);
+    x[i] = element_tanh<Element>(x[i] * factor);
     gradients[i] *= __fmaf_rn(-x[i], x[i], 1.f);
   }
 }

@@ -36,11 +36,10 @@ struct DroppedBits {
 
 /// Draws the slab of a batch entry and a query head that begins at (first_row, first_key), multiples of 16.
 template <int kKeys>
-FLASHMASK_DROPOUT DroppedBits dropped_of_slab(dropout::Key key, uint32_t threshold, uint32_t batch, uint32_t head,
-                                              uint32_t first_row, uint32_t first_key, uint32_t lane) {
+FLASHMASK_DROPOUT DroppedBits draw_slab(dropout::Key key, uint32_t threshold, uint32_t batch, uint32_t head,
+                                        uint32_t first_row, uint32_t first_key, uint32_t lane) {
   static_assert(kKeys % 32 == 0 && kKeys <= 128, "a lane's bits of a row have one word");
-  const uint32_t of_row = dropout::draw_of_row(first_row + lane / 4),
-                 of_key = dropout::draw_of_key(first_key + lane % 4 * 2);
+  const uint32_t of_row = dropout::row_draw(first_row + lane / 4), of_key = dropout::key_draw(first_key + lane % 4 * 2);
   uint32_t kept[2] = {};
 #if defined(__CUDA_ARCH__)  // The others do not know the pragma.
 #pragma unroll 1
@@ -76,11 +75,11 @@ struct DroppedOfKeys {
 /// The bits of a lane's draws of kRows rows and 16 keys, from (first_row, first_key) on, multiples of 16: bit
 /// 8n + 4y + 2x + z is that of row first_row + 16n + 8y + 2c + g % 2, key first_key + 8x + g - g % 2 + z.
 template <int kRows>
-FLASHMASK_DROPOUT uint32_t dropped_of_draws(dropout::Key key, uint32_t threshold, uint32_t batch, uint32_t head,
-                                            uint32_t first_row, uint32_t first_key, uint32_t lane) {
+FLASHMASK_DROPOUT uint32_t draw_lane(dropout::Key key, uint32_t threshold, uint32_t batch, uint32_t head,
+                                     uint32_t first_row, uint32_t first_key, uint32_t lane) {
   static_assert(kRows % 32 == 0 && kRows <= 64, "they have one word");
-  const uint32_t of_row = dropout::draw_of_row(first_row + lane % 4 * 2 + lane / 4 % 2),
-                 of_key = dropout::draw_of_key(first_key + lane / 4);
+  const uint32_t of_row = dropout::row_draw(first_row + lane % 4 * 2 + lane / 4 % 2),
+                 of_key = dropout::key_draw(first_key + lane / 4);
   uint32_t kept = 0;
 #if defined(__CUDA_ARCH__)
 #pragma unroll 1

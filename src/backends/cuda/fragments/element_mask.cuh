@@ -87,7 +87,7 @@ struct IntervalVectors {
         begin(interval == 0 ? columns.lts : columns.uts),
         end(interval == 0 ? columns.lte : columns.ute) {}
 
-  __device__ __forceinline__ bool given() const { return begin || end; }
+  __device__ __forceinline__ bool is_set() const { return begin || end; }
 
   /// The bound of the column at element place() of the vectors. Calls place() only if there is a vector to read.
   template <typename Place>

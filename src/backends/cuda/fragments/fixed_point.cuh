@@ -11,7 +11,7 @@
 namespace flashmask::cuda {
 
 /// The largest of a block's values, in all threads. Collective over the block; may be called repeatedly.
-__device__ __forceinline__ float max_of_block(float value) {
+__device__ __forceinline__ float block_max(float value) {
   __shared__ __align__(16) float of_warp[kRowThreads / 32];  // read in whole words of 16 bytes
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2)
@@ -28,7 +28,7 @@ struct Magnitude {
   float most = 0, squares = 0;
 
   template <typename Element>
-  __device__ __forceinline__ void take(const Eight<Element>& eight) {
+  __device__ __forceinline__ void add(const Eight<Element>& eight) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const float value = fabsf(static_cast<float>(eight.values()[i]));
@@ -70,49 +70,49 @@ __device__ __forceinline__ void measure_keys(const KeyMagnitudeParams& p, const 
     const int32_t row = base + static_cast<int32_t>(threadIdx.x) / lanes;
     Magnitude of_k, of_v;
     for (int column = 8 * lane; column < widest; column += 8 * lanes) {
-      if (row < end && column < p.k.columns) of_k.take(Eight<Element>::load(k + row * p.k.row_stride + column));
-      if (row < end && column < p.v.columns) of_v.take(Eight<Element>::load(v + row * p.v.row_stride + column));
+      if (row < end && column < p.k.columns) of_k.add(Eight<Element>::load(k + row * p.k.row_stride + column));
+      if (row < end && column < p.v.columns) of_v.add(Eight<Element>::load(v + row * p.v.row_stride + column));
     }
     of_v.join(lanes);
     most_k = fmaxf(most_k, of_k.most);
     most_v = fmaxf(most_v, of_v.norm());
   }
-  most_k = max_of_block(most_k);
-  most_v = max_of_block(most_v);
+  most_k = block_max(most_k);
+  most_v = block_max(most_v);
   if (threadIdx.x == 0)
     p.magnitudes[(static_cast<int64_t>(batch) * p.heads + head) * p.blocks + block] = {most_k, most_v};
 }
 
 /// Magnitudes over all keys of a query head's key head. Collective over the block.
-__device__ __forceinline__ KeyMagnitudes magnitudes_of_head(const RowScaleParams& p, int64_t batch, uint32_t head) {
+__device__ __forceinline__ KeyMagnitudes head_magnitudes(const RowScaleParams& p, int64_t batch, uint32_t head) {
   const KeyMagnitudes* of_head = p.magnitudes + (batch * p.heads + head / p.query_heads_per_key_head) * p.blocks;
   KeyMagnitudes most{};
   for (uint32_t block = threadIdx.x; block < p.blocks; block += kRowThreads) {
     const KeyMagnitudes of_block = of_head[block];
     most = {fmaxf(most.k, of_block.k), fmaxf(most.v, of_block.v)};
   }
-  return {max_of_block(most.k), max_of_block(most.v)};
+  return {block_max(most.k), block_max(most.v)};
 }
 
 /// The power of two that the parts of a dq row are multiplied by. No sum of them exceeds `bound`, so none of their
 /// integers exceeds 2^29, which leaves room for roundings. Whatever the bound is, inf and NaN too, the scale is one.
-__device__ __forceinline__ float scale_of_bound(float bound) {
+__device__ __forceinline__ float scale_for_bound(float bound) {
   constexpr int kBits = 29, kBias = 127, kMost = 2 * kBias - 1;  // the inverse of the largest is normal
   const int exponent = static_cast<int>(__float_as_uint(bound) >> 23 & 0xff) - kBias + 1;
   return __uint_as_float(static_cast<uint32_t>(min(kBits - exponent + kBias, kMost)) << 23);
 }
 /// The scale of a dq row; dout_norm is |dout|.
-__device__ __forceinline__ float scale_of_row(const RowScaleParams& p, const KeyMagnitudes& keys, float dout_norm,
+__device__ __forceinline__ float dq_row_scale(const RowScaleParams& p, const KeyMagnitudes& keys, float dout_norm,
                                               float delta) {
   constexpr float kLeast = 0x1p-126f;  // A product of less may be 0, and so no bound.
-  return scale_of_bound(fmaxf(dout_norm * keys.v * p.kept_scale + fabsf(delta), kLeast) * keys.k);
+  return scale_for_bound(fmaxf(dout_norm * keys.v * p.kept_scale + fabsf(delta), kLeast) * keys.k);
 }
-__device__ __forceinline__ float inverse_of_scale(float scale) {
+__device__ __forceinline__ float inverse_scale(float scale) {
   return __uint_as_float((254u << 23) - __float_as_uint(scale));
 }
 
 __device__ __forceinline__ float from_fixed_point(float sum_bits, float scale) {
-  return __int2float_rn(__float_as_int(sum_bits)) * inverse_of_scale(scale);
+  return __int2float_rn(__float_as_int(sum_bits)) * inverse_scale(scale);
 }
 
 /// Multiplies a thread's parts of two rows, in fragments with two values of each in turn, by the rows' scales:

@@ -15,7 +15,7 @@ namespace flashmask::cuda {
 ///   drops(): whether it does in this call;
 ///   scale(): the factor of the others, 1 without dropout;
 ///   draw(batch, head, row, key): the dropped weights of a warp's slab from (row, key) on;
-///   draw_of_keys(batch, head, row, key): the dropped weights of a transposed slab.
+///   draw_transposed(batch, head, row, key): the dropped weights of a transposed slab.
 struct AllWeights {
   static constexpr bool kMayDrop = false;
 
@@ -34,23 +34,23 @@ class KeptWeights {
     key_ = {ptx::uniform(key.low), ptx::uniform(key.high)};
   }
 
-  __device__ __forceinline__ bool drops() const { return dropout_.given(); }
+  __device__ __forceinline__ bool drops() const { return dropout_.is_set(); }
   __device__ __forceinline__ float scale() const { return dropout_.scale; }
   template <int kKeys>
   __device__ __forceinline__ DroppedBits draw(uint32_t batch, uint32_t head, uint32_t row, uint32_t key) const {
-    return dropped_of_slab<kKeys>(key_, dropout_.threshold, batch, head, row, key, ptx::lane_anew());
+    return draw_slab<kKeys>(key_, dropout_.threshold, batch, head, row, key, ptx::reload_lane());
   }
   /// The whole warp calls it.
   template <int kRows>
-  __device__ __forceinline__ DroppedOfKeys<kRows> draw_of_keys(uint32_t batch, uint32_t head, uint32_t row,
-                                                               uint32_t key) const {
+  __device__ __forceinline__ DroppedOfKeys<kRows> draw_transposed(uint32_t batch, uint32_t head, uint32_t row,
+                                                                  uint32_t key) const {
     using Dropped = DroppedOfKeys<kRows>;
-    const uint32_t lane = ptx::lane_anew();
+    const uint32_t lane = ptx::reload_lane();
     Dropped dropped;
 #pragma unroll
     for (uint32_t i = 0; i < Dropped::kWords; ++i) {
-      const uint32_t own = dropped_of_draws<Dropped::kRowsOfWord>(key_, dropout_.threshold, batch, head,
-                                                                  row + i * Dropped::kRowsOfWord, key, lane);
+      const uint32_t own = draw_lane<Dropped::kRowsOfWord>(key_, dropout_.threshold, batch, head,
+                                                           row + i * Dropped::kRowsOfWord, key, lane);
       dropped.word[i] = join_dropped(own, __shfl_xor_sync(0xffffffff, own, 4), lane);
     }
     return dropped;

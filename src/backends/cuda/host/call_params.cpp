@@ -23,7 +23,7 @@ struct PlanParts {
   PlanLayout layout;
 
   explicit PlanParts(const Problem& p)
-      : base(p.plan.data()), layout(p.plan.defined() ? p.plan.layout() : layout_of_plan(p.mask)) {}
+      : base(p.plan.data()), layout(p.plan.defined() ? p.plan.layout() : plan_layout(p.mask)) {}
   template <typename T>
   const T* at(int64_t offset) const {
     return base ? reinterpret_cast<const T*>(base + offset) : nullptr;
@@ -69,7 +69,7 @@ MaskColumns mask_columns(const Problem& p) {
 
 DenseMask dense_mask(const Problem& p) {
   if (!p.dense.defined()) return {};
-  return {.given = true,
+  return {.is_set = true,
           .visible = static_cast<const uint8_t*>(p.dense.data),
           .place = {sharing(p, p.dense.shape[0], p.dense.shape[1]), p.dense.stride[0], p.dense.stride[1]},
           .row_stride = p.dense.stride[2],

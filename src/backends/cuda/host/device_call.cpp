@@ -42,7 +42,7 @@ std::string configuration_of(const Problem& p, const Explanation& e) {
   char padding[64] = "";
   if (e.padding_share > 0)
     std::snprintf(padding, sizeof(padding), " (%.1f %% of its work is padding)", 100 * e.padding_share);
-  return message(e.arch, " ", e.tile.rows, "x", e.tile.keys, " tiles, ", e.instance, padding, ", ", source_of_plan(p),
+  return message(e.arch, " ", e.tile.rows, "x", e.tile.keys, " tiles, ", e.instance, padding, ", ", plan_source(p),
                  ctas);
 }
 

@@ -7,12 +7,12 @@
 namespace flashmask::cuda {
 namespace {
 
-int64_t blocks_of_head(const Problem& p) { return ceil_div(p.seqlen_k, int64_t{KeyMagnitudeParams::kKeys}); }
+int64_t head_blocks(const Problem& p) { return ceil_div(p.seqlen_k, int64_t{KeyMagnitudeParams::kKeys}); }
 
 }  // namespace
 
 int64_t magnitude_blocks(const Problem& p) {
-  return p.deterministic && p.seqlen_q > 0 ? p.batch * p.heads_kv * blocks_of_head(p) : 0;
+  return p.deterministic && p.seqlen_q > 0 ? p.batch * p.heads_kv * head_blocks(p) : 0;
 }
 
 KeyMagnitudeParams key_magnitude_params(const Problem& p, KeyMagnitudes* magnitudes) {
@@ -20,14 +20,14 @@ KeyMagnitudeParams key_magnitude_params(const Problem& p, KeyMagnitudes* magnitu
           .v = tensor_rows(p.v),
           .magnitudes = magnitudes,
           .seqlen_k = static_cast<int32_t>(p.seqlen_k),
-          .blocks = static_cast<uint32_t>(blocks_of_head(p)),
+          .blocks = static_cast<uint32_t>(head_blocks(p)),
           .heads = static_cast<uint32_t>(p.heads_kv)};
 }
 
 RowScaleParams row_scale_params(const Problem& p, const KeyMagnitudes* magnitudes) {
   if (!magnitudes) return {};
   return {.magnitudes = magnitudes,
-          .blocks = static_cast<uint32_t>(blocks_of_head(p)),
+          .blocks = static_cast<uint32_t>(head_blocks(p)),
           .heads = static_cast<uint32_t>(p.heads_kv),
           .query_heads_per_key_head = static_cast<uint32_t>(p.group_size()),
           .kept_scale = feature_params(p).dropout.scale};

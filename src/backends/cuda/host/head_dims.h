@@ -20,7 +20,7 @@ inline constexpr int64_t kHeadDimStep = 8;
 
 /// Multiply-adds in the products of a pair of a row and a key.
 template <typename Tile>
-constexpr int64_t work_of_pair(int64_t head_dim, int64_t head_dim_v) {
+constexpr int64_t pair_work(int64_t head_dim, int64_t head_dim_v) {
   return Tile::kProductsOfQk * head_dim + Tile::kProductsOfV * head_dim_v;
 }
 
@@ -36,7 +36,7 @@ struct AnyTile {
 template <typename Tile, std::size_t kCount, typename Taken = AnyTile>
 constexpr const Tile* least_tile(const Tile (&tiles)[kCount], int64_t head_dim, int64_t head_dim_v,
                                  const Taken& taken = {}) {
-  const auto work = [](const Tile& tile) { return work_of_pair<Tile>(tile.head_dim, tile.head_dim_v); };
+  const auto work = [](const Tile& tile) { return pair_work<Tile>(tile.head_dim, tile.head_dim_v); };
   const Tile* least = nullptr;
   for (const Tile& tile : tiles) {
     if (!holds(tile, head_dim, tile.head_dim) || !holds(tile, head_dim_v, tile.head_dim_v)) continue;
@@ -48,8 +48,8 @@ constexpr const Tile* least_tile(const Tile (&tiles)[kCount], int64_t head_dim, 
 /// Explanation::padding_share of a call that runs in `tile`.
 template <typename Tile>
 constexpr double padding_share(const Tile& tile, int64_t head_dim, int64_t head_dim_v) {
-  return 1 - static_cast<double>(work_of_pair<Tile>(head_dim, head_dim_v)) /
-                 static_cast<double>(work_of_pair<Tile>(tile.head_dim, tile.head_dim_v));
+  return 1 - static_cast<double>(pair_work<Tile>(head_dim, head_dim_v)) /
+                 static_cast<double>(pair_work<Tile>(tile.head_dim, tile.head_dim_v));
 }
 
 /// Why no `taken` tile among `tiles` holds the call's head dims, and the nearest head dims that a tile does hold.

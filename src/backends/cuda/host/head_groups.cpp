@@ -20,7 +20,7 @@ constexpr int64_t kLeastRounds = 2, kMostBytes = int64_t{320} << 20;
 constexpr int64_t kManyRounds = 8, kRowsOfPart = 10240;
 
 /// Bytes that the query heads of a head group read (q, dout) and add up (dq).
-int64_t l2_bytes_of_head_group(const Problem& p, int64_t splits) {
+int64_t head_group_l2_bytes(const Problem& p, int64_t splits) {
   const auto element = static_cast<int64_t>(element_size(p.dtype));
   const int64_t of_row = (p.head_dim + p.head_dim_v) * element + p.head_dim * static_cast<int64_t>(sizeof(float));
   return std::max<int64_t>(1, p.group_size() / splits * p.seqlen_q * of_row);
@@ -42,13 +42,13 @@ int64_t count_splits(const Problem& p, int64_t key_tiles) {
 
 int64_t head_groups_in_l2(const Problem& p, int64_t splits) {
   const int64_t all = std::max<int64_t>(1, p.batch * p.heads_kv * splits);
-  return std::clamp<int64_t>(kL2GroupBytes / l2_bytes_of_head_group(p, splits), 1, all);
+  return std::clamp<int64_t>(kL2GroupBytes / head_group_l2_bytes(p, splits), 1, all);
 }
 
 int64_t head_groups_for_rounds(const Problem& p, int64_t splits, int64_t key_tiles) {
   const int64_t all = std::max<int64_t>(1, p.batch * p.heads_kv * splits);
   const int64_t enough = ceil_div(kLeastRounds * multiprocessors(p), std::max<int64_t>(1, key_tiles));
-  const int64_t most = kMostBytes / l2_bytes_of_head_group(p, splits);
+  const int64_t most = kMostBytes / head_group_l2_bytes(p, splits);
   const int64_t together = std::clamp<int64_t>(std::min(enough, most), head_groups_in_l2(p, splits), all);
   return ceil_div(all, ceil_div(all, together));
 }

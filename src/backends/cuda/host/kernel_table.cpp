@@ -15,8 +15,8 @@ Variant asked_variant(const Problem& p) {
           .partial = p.features.partial_out};
 }
 
-std::string id_of_tile(const char* arch, const char* op, DataType dtype, int head_dim, int head_dim_v, char column,
-                       int value) {
+std::string tile_kernel_id(const char* arch, const char* op, DataType dtype, int head_dim, int head_dim_v, char column,
+                           int value) {
   return message(arch, ".", op, ".", dtype == DataType::kBFloat16 ? "bf16" : "f16", ".d", head_dim, ".dv", head_dim_v,
                  ".", column, value);
 }

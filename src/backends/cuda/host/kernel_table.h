@@ -18,8 +18,8 @@ namespace flashmask::cuda {
 Variant asked_variant(const Problem& p);
 
 /// The beginning of the ids of a tile's kernels: "sm90.fwd.bf16.d128.dv128.c3". `column` is the tile's third.
-std::string id_of_tile(const char* arch, const char* op, DataType dtype, int head_dim, int head_dim_v, char column,
-                       int value);
+std::string tile_kernel_id(const char* arch, const char* op, DataType dtype, int head_dim, int head_dim_v, char column,
+                           int value);
 
 /// A kernel over tiles of a row of an architecture's tiles and of its variants.
 template <typename Tile>

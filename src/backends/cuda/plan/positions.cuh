@@ -16,7 +16,7 @@ inline constexpr int kPositionThreads = kGranuleKeys;  // a thread reads a key's
 inline constexpr int kPositionWarps = kPositionThreads / 32;
 
 /// The least and the greatest position of the calling warp's threads.
-__device__ inline rules::PositionRange range_of_warp(rules::PositionRange own) {
+__device__ inline rules::PositionRange warp_range(rules::PositionRange own) {
   return {__reduce_min_sync(0xffffffff, own.least), __reduce_max_sync(0xffffffff, own.greatest)};
 }
 
@@ -35,7 +35,7 @@ class PositionBlock {
   }
 
   /// The position of the calling thread's key; empty past the last key.
-  __device__ rules::PositionRange range_of_key(int32_t key) {
+  __device__ rules::PositionRange key_range(int32_t key) {
     if (key >= p_.mask.seqlen_k) return {};
     const int32_t position = p_.mask.k_pos[k_first_ + key];
     if (hashes_keys_) hash(content_hash::Source::kKPos, k_first_ + key, position);
@@ -47,7 +47,7 @@ class PositionBlock {
     uint32_t some = 0, all = 0;
 #pragma unroll 4
     for (int n = 0; n < 32; ++n) {
-      const rules::PositionRange rows = range_of_warp(range_of_rows(word * 32 + n));
+      const rules::PositionRange rows = warp_range(row_range(word * 32 + n));
       some |= static_cast<uint32_t>(rules::some_in_band(band_, rows, keys)) << n;
       all |= static_cast<uint32_t>(rules::all_in_band(band_, rows, keys)) << n;
     }
@@ -76,7 +76,7 @@ class PositionBlock {
 
  private:
   /// The positions of the calling lane's two rows of a granule; empty past the last row.
-  __device__ rules::PositionRange range_of_rows(int32_t granule) {
+  __device__ rules::PositionRange row_range(int32_t granule) {
     rules::PositionRange range;
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
@@ -112,7 +112,7 @@ __device__ __forceinline__ void positions(const Params& p, const PositionBand& b
   const int32_t c = index % p.key_blocks, warp = static_cast<int32_t>(threadIdx.x / 32);
   PositionBlock block(p, band, index / p.key_blocks, c);
   const rules::PositionRange own =
-      range_of_warp(block.range_of_key(c * static_cast<int32_t>(kGranuleKeys) + static_cast<int32_t>(threadIdx.x)));
+      warp_range(block.key_range(c * static_cast<int32_t>(kGranuleKeys) + static_cast<int32_t>(threadIdx.x)));
   if (threadIdx.x % 32 == 0) ranges[warp] = own;
   __syncthreads();
   rules::PositionRange keys;

@@ -13,7 +13,7 @@ namespace flashmask::ptx {
 __device__ __forceinline__ uint32_t lane() { return threadIdx.x % 32; }
 __device__ __forceinline__ bool is_leader() { return lane() == 0; }
 /// PTX ISA, "%laneid": the same place, read where it is needed and not kept in a register until then.
-__device__ __forceinline__ uint32_t lane_anew() {
+__device__ __forceinline__ uint32_t reload_lane() {
   uint32_t lane;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
   return lane;
@@ -41,7 +41,9 @@ __device__ __forceinline__ uint32_t opaque(uint32_t x) {
 }
 
 /// Keeps `x` in a register: the compiler cannot recompute the result of a shuffle.
-__device__ __forceinline__ uint32_t kept(uint32_t x) { return __shfl_sync(~0u, x, static_cast<int>(lane())); }
+__device__ __forceinline__ uint32_t keep_in_register(uint32_t x) {
+  return __shfl_sync(~0u, x, static_cast<int>(lane()));
+}
 
 /// Keeps the compiler from reading accumulators before the wait above this line.
 template <int N>

@@ -32,7 +32,7 @@ struct ForwardTile {
 
   /// Products of a tile that are as long or wide as head_dim, and as head_dim_v.
   static constexpr int kProductsOfQk = 1, kProductsOfV = 1;
-  constexpr int rows_of_warp() const { return rows / warps; }
+  constexpr int rows_per_warp() const { return rows / warps; }
 };
 
 // Each warp reads all of K and V from shared memory. With 32 rows it does so for two products at a time, if O

@@ -32,7 +32,7 @@ using BackwardTable = cuda::KernelTable<kBackwardTiles, kBackwardVariants>;
 using BackwardKernel = BackwardTable::Kernel;
 
 std::string id_of(DataType dtype, const BackwardTile& tile) {
-  return cuda::id_of_tile(kArch, "bwd", dtype, tile.head_dim, tile.head_dim_v, 'k', tile.kilobytes);
+  return cuda::tile_kernel_id(kArch, "bwd", dtype, tile.head_dim, tile.head_dim_v, 'k', tile.kilobytes);
 }
 
 /// The kernels over key tiles of an element type of kDataTypes.
@@ -53,10 +53,10 @@ const RowKernels& row_kernels_of(DataType dtype, const BackwardTile& tile) {
                     f16 = make_row_kernels<DataType::kFloat16>(rows);
   return (dtype == DataType::kBFloat16 ? bf16 : f16)[static_cast<std::size_t>(&tile - kBackwardTiles)];
 }
-std::string id_of_preprocess(DataType dtype, const BackwardTile& tile) {
+std::string preprocess_id(DataType dtype, const BackwardTile& tile) {
   return message(id_of(dtype, tile), ".preprocess");
 }
-std::string id_of_convert_dq(DataType dtype, const BackwardTile& tile) {
+std::string convert_dq_id(DataType dtype, const BackwardTile& tile) {
   return message(id_of(dtype, tile), ".convert_dq");
 }
 
@@ -97,9 +97,9 @@ struct TileCounts {
       : rows(ceil_div(p.seqlen_q, int64_t{tile.rows})),
         key_blocks(ceil_div(p.seqlen_k, kGranuleKeys)),
         all_rows(p.batch * p.heads_q * rows),
-        all_keys(p.batch * p.heads_kv * tiles_of_head(tile)) {}
+        all_keys(p.batch * p.heads_kv * head_tiles(tile)) {}
   /// Key tiles of a key head, as all_keys counts them.
-  int64_t tiles_of_head(const BackwardTile& tile) const { return key_blocks * (kGranuleKeys / tile.keys); }
+  int64_t head_tiles(const BackwardTile& tile) const { return key_blocks * (kGranuleKeys / tile.keys); }
 };
 
 /// Offsets of all parts of the workspace.
@@ -170,7 +170,7 @@ cuda::KeyMagnitudes* key_magnitudes(const BackwardCall& call, std::byte* workspa
 }
 
 /// Rows of lse or dlse, [batch, heads, rows].
-cuda::TensorRows rows_of_vector(const TensorView& t) { return {t.data, t.stride[0], t.stride[1], t.stride[2], 1}; }
+cuda::TensorRows vector_rows(const TensorView& t) { return {t.data, t.stride[0], t.stride[1], t.stride[2], 1}; }
 
 /// The plan's extents, or the ones that find_dense_extents writes.
 cuda::VisibleExtents visible_extents(const Problem& p, const BackwardCall& call, std::byte* workspace) {
@@ -188,8 +188,8 @@ DqSums dq_sums(const BackwardCall& call, std::byte* workspace) {
 RowParams make_row_params(const Problem& p, const BackwardCall& call, std::byte* workspace) {
   return {.out = cuda::tensor_rows(p.out),
           .dout = cuda::tensor_rows(p.dout),
-          .lse = rows_of_vector(p.lse),
-          .dlse = p.dlse.defined() ? rows_of_vector(p.dlse) : cuda::TensorRows{},
+          .lse = vector_rows(p.lse),
+          .dlse = p.dlse.defined() ? vector_rows(p.dlse) : cuda::TensorRows{},
           .dq = cuda::tensor_rows(p.dq),
           .float_rows = p.dq.dtype == DataType::kFloat32,
           .terms = at<RowTerms>(workspace, call.layout.terms),
@@ -227,7 +227,7 @@ SinkGradientParams make_sink_params(const Problem& p, const BackwardCall& call, 
   return {.sink = cuda::feature_params(p).sink,
           .dsink = p.dsink.data,
           .dsink_stride = p.dsink.stride[0],
-          .lse = rows_of_vector(p.lse),
+          .lse = vector_rows(p.lse),
           .terms = at<RowTerms>(workspace, call.layout.terms),
           .rows_of_head = call.tiles.rows * call.kernel->tile->rows,
           .batch = p.batch,
@@ -267,7 +267,7 @@ ScoredBackwardParams make_params(const Problem& p, const BackwardCall& call, std
   params.schedule = {.work_tiles = static_cast<uint32_t>(call.work_tiles),
                      .heads = static_cast<uint32_t>(p.batch * head_groups),
                      .heads_per_l2_group = static_cast<uint32_t>(cuda::head_groups_in_l2(p, call.splits)),
-                     .tiles = static_cast<uint32_t>(call.tiles.tiles_of_head(*call.kernel->tile)),
+                     .tiles = static_cast<uint32_t>(call.tiles.head_tiles(*call.kernel->tile)),
                      .next = at<uint32_t>(workspace, call.layout.next)};
   params.executed = executed;
   params.features = cuda::feature_params(p);
@@ -297,9 +297,9 @@ void BackwardCall::explain(const Problem& p, Explanation& e) const {
   e.padding_share = cuda::padding_share(*kernel->tile, p.head_dim, p.head_dim_v);
   if (!cuda::needs_plan(p)) e.kernels.push_back(dense_extent_instance().id);
   if (magnitude_blocks > 0) e.kernels.push_back(magnitude_instance(p.dtype).id);
-  if (tiles.all_rows > 0) e.kernels.push_back(id_of_preprocess(p.dtype, *kernel->tile));
+  if (tiles.all_rows > 0) e.kernels.push_back(preprocess_id(p.dtype, *kernel->tile));
   if (work_tiles > 0) e.kernels.push_back(e.instance);
-  if (work_tiles > 0 && tiles.all_rows > 0) e.kernels.push_back(id_of_convert_dq(p.dtype, *kernel->tile));
+  if (work_tiles > 0 && tiles.all_rows > 0) e.kernels.push_back(convert_dq_id(p.dtype, *kernel->tile));
   if (has_key_parts()) e.kernels.push_back(reduce_instance(p.dtype).id);
   if (p.dsink.defined()) e.kernels.push_back(sink_instance(p.dtype).id);
 }
@@ -378,12 +378,12 @@ void add_kernels(DataType dtype, const BackwardTile& tile, std::vector<KernelInf
                                .threads = threads,
                                .shared_bytes = shared_bytes}));
   };
-  add(id_of_preprocess(dtype, tile), {tile.rows, 0}, cuda::kRowThreads, 0);
+  add(preprocess_id(dtype, tile), {tile.rows, 0}, cuda::kRowThreads, 0);
   table_of(dtype).for_each([&](const BackwardKernel& kernel) {
     if (kernel.tile == &tile)
       add(kernel.id, {tile.plan_rows(), kGranuleKeys}, kernel.compiled.threads, kernel.compiled.shared_bytes);
   });
-  add(id_of_convert_dq(dtype, tile), {tile.rows, 0}, cuda::kRowThreads, 0);
+  add(convert_dq_id(dtype, tile), {tile.rows, 0}, cuda::kRowThreads, 0);
 }
 
 }  // namespace

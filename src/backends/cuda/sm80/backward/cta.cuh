@@ -93,7 +93,7 @@ class BackwardCta {
 
   __device__ __forceinline__ int32_t key_tile(uint32_t rank, uint32_t first_head) const {
     constexpr int kOfBlock = Traits::kTilesOfBlock;
-    if (p_.dense.given) return static_cast<int32_t>(rank);  // It has no plan, and all tiles the same work.
+    if (p_.dense.is_set) return static_cast<int32_t>(rank);  // It has no plan, and all tiles the same work.
     const int64_t mask = cuda::mask_index(p_.plan, batch_, first_head);
     const int32_t block = __ldg(p_.plan.key_order + mask * p_.key_blocks + rank / kOfBlock);
     return block * kOfBlock + static_cast<int32_t>(rank % kOfBlock);
@@ -237,7 +237,7 @@ class BackwardCta {
 #pragma unroll
           for (int i = 0; i < 4; ++i) b[i] = values[step][piece][i];
         });
-    take_products(tile, dropped, s, dp);
+    convert_products(tile, dropped, s, dp);
     if (tile.partial) mask.hide(s);
     write_scores(dropped, s, dp);
   }
@@ -277,7 +277,7 @@ class BackwardCta {
         ptx::zero_if(dropped.of_slab[slab].row[n / 2 % 2] & 1u << (n / 4 * 2 + n % 2), x[n]);
     }
   }
-  __device__ __forceinline__ float scale_of_kept() const {
+  __device__ __forceinline__ float kept_weight_scale() const {
     if constexpr (Traits::Weights::kMayDrop) {
       return weights_.scale();
     } else {
@@ -286,8 +286,8 @@ class BackwardCta {
   }
 
   /// Makes exponents of P of S, and the gradients of P of dP, with the rows' terms.
-  __device__ __forceinline__ void take_products(const RowTile& tile, const AllDropped& dropped, Scores& s,
-                                                Scores& dp) const {
+  __device__ __forceinline__ void convert_products(const RowTile& tile, const AllDropped& dropped, Scores& s,
+                                                   Scores& dp) const {
     const RowTerms* rows = shared_.terms[stage_] + warp_row() + cuda::Slab::row_in_eight();
     const typename Traits::Score score(p_, batch_, tile.head);
 #pragma unroll
@@ -296,7 +296,7 @@ class BackwardCta {
       leave_out(dropped, slab, dp[slab]);
 #pragma unroll
       for (int n = 0; n < 8 * ScoreGrid::kPieces; ++n)
-        dp[slab][n] = __fmaf_rn(dp[slab][n], scale_of_kept(), terms[n / 2 % 2].minus_delta);
+        dp[slab][n] = __fmaf_rn(dp[slab][n], kept_weight_scale(), terms[n / 2 % 2].minus_delta);
       if constexpr (!Traits::Score::kFoldsLse) {
         const auto places = [&] {
           return cuda::Places<cuda::SlabSteps>{
@@ -382,8 +382,8 @@ class BackwardCta {
           [&](int piece, int step, uint32_t (&x)[4]) {
             b.read(16 * step, (part * kPieces + piece) * Grid::kColumnWarps, x);
           });
-      float* const sums =
-          p_.dq.sums + Fragments::first(index_of(tile), warp_, ptx::lane_anew()) + part * kPieces * Fragments::kOfPiece;
+      float* const sums = p_.dq.sums + Fragments::first(index_of(tile), warp_, ptx::reload_lane()) +
+                          part * kPieces * Fragments::kOfPiece;
       if (p_.dq.fixed_point) {
         add_in_fixed_point(tile, dq, scales, reinterpret_cast<int32_t*>(sums));
       } else {
@@ -428,7 +428,7 @@ class BackwardCta {
   __device__ __forceinline__ void store(const Dk& dk, const Dv& dv) {
     if (p_.float_keys) {
       store_floats<typename Traits::DkGrid>(dk, p_.scale, p_.dk);
-      store_floats<typename Traits::DvGrid>(dv, scale_of_kept(), p_.dv);
+      store_floats<typename Traits::DvGrid>(dv, kept_weight_scale(), p_.dv);
     } else {
       store_elements(dk, dv);
     }
@@ -437,7 +437,7 @@ class BackwardCta {
   template <typename Grid>
   __device__ __forceinline__ void store_floats(const typename Grid::Fragments& gradients, float factor,
                                                const cuda::TensorRows& to) const {
-    store_fragments<Grid>(gradients, factor, first_row<float>(to), to.row_stride, rows_of_tile(), to.columns, warp_);
+    store_fragments<Grid>(gradients, factor, first_row<float>(to), to.row_stride, remaining_rows(), to.columns, warp_);
   }
   /// Stores gradients of the tensors' type through the buffers of K and V, or, if V has none, in turn through K's.
   __device__ __forceinline__ void store_elements(const Dk& dk, const Dv& dv) {
@@ -449,7 +449,7 @@ class BackwardCta {
       store_gradients<KTile>(shared_.k, p_.dk);
       __syncthreads();
     }
-    write_gradients<typename Traits::DvGrid, VTile>(dv, scale_of_kept(), v);
+    write_gradients<typename Traits::DvGrid, VTile>(dv, kept_weight_scale(), v);
     __syncthreads();
     if constexpr (!kVInRegisters) store_gradients<KTile>(shared_.k, p_.dk);
     store_gradients<VTile>(v, p_.dv);
@@ -461,14 +461,14 @@ class BackwardCta {
   }
   template <typename Tile>
   __device__ __forceinline__ void store_gradients(const unsigned char* from, const cuda::TensorRows& to) const {
-    store_tile<Tile, kThreads>(from, first_row<Element>(to), to.row_stride, rows_of_tile(), to.columns);
+    store_tile<Tile, kThreads>(from, first_row<Element>(to), to.row_stride, remaining_rows(), to.columns);
   }
   /// The key tile's first row in dk or dv, and the number of rows from there on.
   template <typename T>
   __device__ __forceinline__ T* first_row(const cuda::TensorRows& to) const {
     return to.template of_head<T>(batch_, head_group_) + key_tile_ * Traits::kKeys * to.row_stride;
   }
-  __device__ __forceinline__ int32_t rows_of_tile() const { return p_.seqlen_k - key_tile_ * Traits::kKeys; }
+  __device__ __forceinline__ int32_t remaining_rows() const { return p_.seqlen_k - key_tile_ * Traits::kKeys; }
 
   const Params& p_;
   Shared& shared_;

@@ -41,7 +41,7 @@ class LiveRowTiles {
   /// The head's first live tile from `first`, in tiles of the plan, on.
   __device__ __forceinline__ bool find(int32_t first, RowTile& tile) const {
     constexpr int kGranules = Traits::kGranules, kParts = Traits::kTilesOfGranule;
-    if (p_.dense.given) {
+    if (p_.dense.is_set) {
       tile.index = first * kParts;
       tile.partial = true;
       return tile.index < p_.row_tiles;

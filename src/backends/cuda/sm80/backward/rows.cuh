@@ -64,7 +64,7 @@ __device__ __forceinline__ void multiply_rows(const RowParams& p, const RowTileP
       product = p.float_rows
                     ? cuda::dot(cuda::Eight<float>::load(place.row_of<float>(p.out, row) + Share::column()), dout)
                     : cuda::dot(cuda::Eight<Element>::load(place.row_of<Element>(p.out, row) + Share::column()), dout);
-      if (p.dq_sums.fixed_point) magnitude.take(dout);
+      if (p.dq_sums.fixed_point) magnitude.add(dout);
     }
 #pragma unroll
     for (int distance = Share::kThreadsPerRow / 2; distance > 0; distance /= 2)
@@ -75,8 +75,8 @@ __device__ __forceinline__ void multiply_rows(const RowParams& p, const RowTileP
 }
 
 /// The terms of a row whose dout . out is `product`.
-__device__ __forceinline__ RowTerms terms_of_row(const RowParams& p, const RowTilePlace& place, int32_t row,
-                                                 float product) {
+__device__ __forceinline__ RowTerms make_row_terms(const RowParams& p, const RowTilePlace& place, int32_t row,
+                                                   float product) {
   constexpr float kLog2E = 1.44269504f;
   const float lse = row < p.seqlen_q ? *place.row_of<float>(p.lse, row) : -INFINITY;
   if (lse == -INFINITY) return {-INFINITY, 0};
@@ -89,16 +89,16 @@ template <typename Traits>
 __device__ __forceinline__ void write_terms(const RowParams& p, const RowTilePlace& place,
                                             const RowProducts (&products)[Traits::kRows]) {
   cuda::KeyMagnitudes keys{};
-  if (p.dq_sums.fixed_point) keys = cuda::magnitudes_of_head(p.scales, place.batch, place.head);
+  if (p.dq_sums.fixed_point) keys = cuda::head_magnitudes(p.scales, place.batch, place.head);
   const auto own = static_cast<int32_t>(threadIdx.x);
   if (own >= Traits::kRows) return;
   const RowProducts& of_row = products[own];
-  const RowTerms terms = terms_of_row(p, place, place.tile * Traits::kRows + own, of_row.dout_out);
+  const RowTerms terms = make_row_terms(p, place, place.tile * Traits::kRows + own, of_row.dout_out);
   const int64_t row = place.index * Traits::kRows + own;
   p.terms[row] = terms;
   if (p.dq_sums.fixed_point)
     p.dq_sums.scales[row] =
-        terms.minus_lse == -INFINITY ? 0 : cuda::scale_of_row(p.scales, keys, of_row.dout_norm, terms.minus_delta);
+        terms.minus_lse == -INFINITY ? 0 : cuda::dq_row_scale(p.scales, keys, of_row.dout_norm, terms.minus_delta);
 }
 
 /// Zeros for the tile's dq, which is of type Result.

@@ -29,7 +29,7 @@ class WarpMask {
       own[n] = key + 32 * n + static_cast<int32_t>(ptx::lane()) % (kKeys < 32 ? kKeys : 32);
       at[n] = min(own[n], p.seqlen_k - 1 - first_key);
     }
-    if (p.dense.given) {
+    if (p.dense.is_set) {
       by_matrix(p, p.dense.place.offset(batch, head), row, first_key, at);
     } else {
       by_columns<kTileKeys>(p, p.mask.place.offset(batch, head), batch, row, first_key, at);
@@ -63,7 +63,7 @@ class WarpMask {
     const rules::Columns& mask = p.mask.first;
     const auto bounds = [&](int interval, int32_t (&begin)[kWords], int32_t (&end)[kWords]) {
       const cuda::IntervalVectors vectors(mask, interval);
-      if (!vectors.given()) return false;
+      if (!vectors.is_set()) return false;
 #pragma unroll
       for (int n = 0; n < kWords; ++n) {
         const auto place = [&] { return offset + (first_key + at[n]) * mask.stride; };
@@ -75,7 +75,7 @@ class WarpMask {
     uint32_t bits[1][kWords];
     rules::visible_windows<kTileKeys>(mask, bounds, first_key, at, row, bits);
     const cuda::PositionParams& positions = p.features.positions;
-    if (positions.given()) {
+    if (positions.is_set()) {
       int32_t position[kWords];
       cuda::read_positions(positions, batch, first_key, at, position);
       cuda::hide_by_positions(cuda::seen_by_lane(positions, batch, row, p.seqlen_q), position, bits[0]);

@@ -52,7 +52,7 @@ class ElementBits {
     const int32_t at[4] = {min(key, last), min(key + 2, last), min(key + 4, last), min(key + 6, last)};
     const auto bounds = [&](int interval, int32_t (&begin)[4], int32_t (&end)[4]) {
       const cuda::IntervalVectors vectors(p_.mask.first, interval);
-      if (!vectors.given()) return false;
+      if (!vectors.is_set()) return false;
       const auto place = [&](int c) {
         return offset_ + static_cast<int64_t>(first_key_ + at[c]) * p_.mask.first.stride;
       };
@@ -68,7 +68,7 @@ class ElementBits {
     for (int c = 0; c < 4; ++c) bits[c] = key + 2 * c <= last ? of_columns[0][c] : 0;
     if constexpr (cuda::kHasPositions<Params>) {
       const cuda::PositionParams& positions = p_.features.positions;
-      if (positions.given()) {
+      if (positions.is_set()) {
         int32_t position[4];
         cuda::read_positions(positions, batch_, first_key_, at, position);
         cuda::hide_by_positions(cuda::seen_by_lane(positions, batch_, row_, p_.seqlen_q), position, bits);

@@ -34,12 +34,12 @@ class PieceReader {
 
 template <typename Tile>
 __device__ __forceinline__ PieceReader<Tile> rows_first(uint32_t tile, uint32_t first_step) {
-  const uint32_t lane = ptx::lane_anew();
+  const uint32_t lane = ptx::reload_lane();
   return {tile, lane % 16, lane / 16, first_step};
 }
 template <typename Tile>
 __device__ __forceinline__ PieceReader<Tile> columns_first(uint32_t tile, uint32_t first_step) {
-  const uint32_t lane = ptx::lane_anew();
+  const uint32_t lane = ptx::reload_lane();
   return {tile, lane / 16 * 8 + lane % 8, lane / 8 % 2, first_step};
 }
 
@@ -92,7 +92,7 @@ class PieceWriter {
  public:
   using Element = typename Tile::Element;
   __device__ __forceinline__ explicit PieceWriter(unsigned char* tile, uint32_t first_step = 0)
-      : PieceWriter(tile, first_step, ptx::lane_anew()) {}
+      : PieceWriter(tile, first_step, ptx::reload_lane()) {}
 
   /// Writes eight values of a thread's accumulators, times `factor`. Zeros become positive.
   __device__ __forceinline__ void write(int row, int step, const float* values, float factor) const {

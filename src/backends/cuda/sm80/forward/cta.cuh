@@ -167,7 +167,7 @@ class ForwardCta {
     wait_for_loads();
     if (more) load_keys(next, key_end);
     if (live) {
-      take_scores(step, s, partial);
+      convert_scores(step, s, partial);
       add_values(step, s, rows);
     }
     step = next;
@@ -196,17 +196,17 @@ class ForwardCta {
 
   /// Q's fragments, where they stay in registers.
   __device__ __forceinline__ void read_rows(Queries& q) const {
-    const RowsOfA<QTile> rows = rows_of_q();
+    const RowsOfA<QTile> rows = q_rows();
 #pragma unroll
     for (int step = 0; step < static_cast<int>(std::extent_v<Queries>); ++step) rows.read(0, step, q[step]);
   }
-  __device__ __forceinline__ RowsOfA<QTile> rows_of_q() const {
+  __device__ __forceinline__ RowsOfA<QTile> q_rows() const {
     return RowsOfA<QTile>(ptx::shared_address(shared_.q) + warp_ * Traits::kRowsOfWarp * QTile::kRowBytes);
   }
 
   /// S = Q K^T.
   __device__ __forceinline__ void multiply_keys(const Queries& held, Scores (&s)[kSlabs]) const {
-    const RowsOfA<QTile> rows = rows_of_q();
+    const RowsOfA<QTile> rows = q_rows();
     const RowsOfB<KTile> keys(ptx::shared_address(shared_.k));
     multiply_steps<Element, kSteps>(
         s,
@@ -222,7 +222,7 @@ class ForwardCta {
   }
 
   /// Makes scores of the product.
-  __device__ __forceinline__ void take_scores(const Step& step, Scores (&s)[kSlabs], bool partial) const {
+  __device__ __forceinline__ void convert_scores(const Step& step, Scores (&s)[kSlabs], bool partial) const {
     const typename Traits::Score score(p_, batch_, head_);
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {

@@ -29,7 +29,7 @@ using ForwardTable = cuda::KernelTable<kForwardTiles, kForwardVariants>;
 using ForwardKernel = ForwardTable::Kernel;
 
 std::string id_of(DataType dtype, const ForwardTile& tile) {
-  return cuda::id_of_tile(kArch, "fwd", dtype, tile.head_dim, tile.head_dim_v, 'k', tile.kilobytes);
+  return cuda::tile_kernel_id(kArch, "fwd", dtype, tile.head_dim, tile.head_dim_v, 'k', tile.kilobytes);
 }
 
 /// The kernels of an element type of kDataTypes.
@@ -76,7 +76,7 @@ const ForwardKernel* choose_kernel(const Problem& p, int kilobytes) {
 
 /// Tiles of a head: of 64 rows all that the plan's tiles of 128 have, in whose order they come, though the last one may
 /// lie past the end.
-int64_t tiles_of_head(const Problem& p, const ForwardTile& tile) {
+int64_t head_tiles(const Problem& p, const ForwardTile& tile) {
   const int64_t rows_of_order = std::max(tile.rows, 128);
   return ceil_div(p.seqlen_q, rows_of_order) * (rows_of_order / tile.rows);
 }
@@ -88,7 +88,7 @@ struct ForwardCall {
 
   ForwardCall(const Problem& p, const ForwardKernel& of)
       : kernel(&of),
-        work_tiles(p.batch * p.heads_q * tiles_of_head(p, *of.tile)),
+        work_tiles(p.batch * p.heads_q * head_tiles(p, *of.tile)),
         ctas(p.max_ctas > 0 ? std::min<int64_t>(p.max_ctas, work_tiles) : work_tiles) {}
 
   TileShape tile() const { return {kernel->tile->rows, 128}; }
@@ -129,7 +129,7 @@ FeaturedForwardParams make_params(const Problem& p, const ForwardCall& call, uns
   params.schedule = {.work_tiles = static_cast<uint32_t>(call.work_tiles),
                      .heads = static_cast<uint32_t>(p.batch * p.heads_q),
                      .heads_per_l2_group = static_cast<uint32_t>(cuda::heads_per_l2_group(p, kL2GroupBytes)),
-                     .tiles = static_cast<uint32_t>(tiles_of_head(p, tile)),
+                     .tiles = static_cast<uint32_t>(head_tiles(p, tile)),
                      .next = nullptr};
   params.executed = executed;
   params.features = cuda::feature_params(p);

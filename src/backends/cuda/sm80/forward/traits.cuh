@@ -27,7 +27,7 @@ struct ForwardTraits {
   static constexpr int kRows = kTile.rows, kKeys = kTile.keys, kWarps = kTile.warps, kThreads = 32 * kWarps;
   static constexpr int kGranules = kRows / 64, kSteps = 128 / kKeys;  ///< granules per tile, steps per key block
   static_assert(kRows % 64 == 0 && 128 % kKeys == 0 && kKeys % 32 == 0);
-  static constexpr int kRowsOfWarp = kTile.rows_of_warp(), kSlabs = kRowsOfWarp / cuda::Slab::kRows;
+  static constexpr int kRowsOfWarp = kTile.rows_per_warp(), kSlabs = kRowsOfWarp / cuda::Slab::kRows;
   static_assert(kRowsOfWarp == 16 || kRowsOfWarp == 32, "a warp's rows have one set of mask bits");
   static_assert(kVDim % 32 == 0, "a quad stores 32 columns at a time");
   /// True if O leaves enough registers for a warp's rows of Q, so that each step reads only K and V.

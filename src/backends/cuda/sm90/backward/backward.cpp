@@ -36,7 +36,7 @@ using BackwardTable = cuda::KernelTable<kBackwardTiles, kBackwardVariants>;
 using BackwardKernel = BackwardTable::Kernel;
 
 std::string id_of(DataType dtype, const BackwardTile& tile) {
-  return cuda::id_of_tile(kArch, "bwd", dtype, tile.head_dim, tile.head_dim_v, 'c', tile.consumers);
+  return cuda::tile_kernel_id(kArch, "bwd", dtype, tile.head_dim, tile.head_dim_v, 'c', tile.consumers);
 }
 
 /// The kernels over tiles of an element type of kDataTypes.
@@ -74,7 +74,7 @@ const RowKernels& row_kernels_of(DataType dtype, const BackwardTile& tile, Unit 
               : f16)[static_cast<std::size_t>(&tile - kBackwardTiles)][static_cast<std::size_t>(unit)];
 }
 
-std::string id_of_rows(DataType dtype, const BackwardTile& tile, Unit unit, const char* kernel) {
+std::string row_kernel_id(DataType dtype, const BackwardTile& tile, Unit unit, const char* kernel) {
   return message(id_of(dtype, tile), kRowUnits[static_cast<std::size_t>(unit)].second, kernel);
 }
 constexpr const char *kPreprocess = ".preprocess", *kConvertDq = ".convert_dq", *kReduceDkv = ".reduce_dkv";
@@ -160,8 +160,8 @@ struct BackwardCall {
   /// True if work tiles write fp32: parts, or dk and dv themselves.
   bool has_float_keys() const { return has_key_parts() || (work_tiles > 0 && is_partial); }
   /// The units of the kernels over rows, and over the parts of dk and dv.
-  Unit unit_of_rows() const { return has_float_rows ? kPartial : kernel->row->unit; }
-  Unit unit_of_keys() const { return is_partial ? kPartial : kernel->row->unit; }
+  Unit row_unit() const { return has_float_rows ? kPartial : kernel->row->unit; }
+  Unit key_unit() const { return is_partial ? kPartial : kernel->row->unit; }
   /// True if convert_dq runs: a single key tile writes dq itself, in the tensors' type, unless dq is a sum of integers.
   bool converts() const { return tiles.keys > 1 || (tiles.keys == 1 && (has_float_rows || magnitude_blocks > 0)); }
 
@@ -183,7 +183,7 @@ cuda::KeyMagnitudes* key_magnitudes(const BackwardCall& call, std::byte* workspa
 
 Rows rows_of(const TensorView& t) { return {t.data, t.stride[0], t.stride[1], t.stride[2]}; }
 /// Rows of lse or dlse, [batch, heads, rows].
-Rows rows_of_vector(const TensorView& t) { return {t.data, t.stride[0], t.stride[2], t.stride[1]}; }
+Rows vector_rows(const TensorView& t) { return {t.data, t.stride[0], t.stride[2], t.stride[1]}; }
 
 /// score_unit, kept above 0, as a row's bias is divided by it. With the least value all scores are as good as 0, too.
 float score_scale(const Problem& p) { return std::max(static_cast<float>(cuda::score_unit(p)), 1e-30f); }
@@ -192,8 +192,8 @@ RowParams make_row_params(const Problem& p, const BackwardCall& call, std::byte*
   const Layout& layout = call.layout;
   return {.out = rows_of(p.out),
           .dout = rows_of(p.dout),
-          .lse = rows_of_vector(p.lse),
-          .dlse = p.dlse.defined() ? rows_of_vector(p.dlse) : Rows{},
+          .lse = vector_rows(p.lse),
+          .dlse = p.dlse.defined() ? vector_rows(p.dlse) : Rows{},
           .head_dim_v = static_cast<int32_t>(p.head_dim_v),
           .dq_columns = columns_of(*call.tile_row, p.head_dim, call.tile_row->head_dim),
           .biases = at<RowBias>(workspace, layout.biases),
@@ -217,7 +217,7 @@ SinkGradientParams make_sink_params(const Problem& p, const BackwardCall& call, 
   return {.sink = cuda::feature_params(p).sink,
           .dsink = p.dsink.data,
           .dsink_stride = p.dsink.stride[0],
-          .lse = rows_of_vector(p.lse),
+          .lse = vector_rows(p.lse),
           .biases = at<RowBias>(workspace, call.layout.biases),
           .are_terms = call.kernel->row->unit == kFeatures,
           .rows_of_head = call.tiles.rows * call.tile_row->rows,
@@ -247,8 +247,8 @@ KeyParams make_key_params(const Problem& p, const BackwardCall& call, std::byte*
 ScoredBackwardParams make_params(const Problem& p, const BackwardCall& call, const RowParams& rows,
                                  std::byte* workspace, unsigned long long* executed) {
   const BackwardTile& tile = *call.tile_row;
-  const ColumnBlocks of_qk = blocks_of_rows(tile, p.head_dim, tile.head_dim),
-                     of_v = blocks_of_rows(tile, p.head_dim_v, tile.head_dim_v);
+  const ColumnBlocks of_qk = dim_blocks(tile, p.head_dim, tile.head_dim),
+                     of_v = dim_blocks(tile, p.head_dim_v, tile.head_dim_v);
   const int qk_box = tile.one_copy ? tile.head_dim / 64 : 1, v_box = tile.one_copy ? tile.head_dim_v / 64 : 1;
   const int64_t head_groups = p.heads_kv * call.splits;
   constexpr float kLog2E = 1.44269504f;
@@ -299,12 +299,12 @@ void BackwardCall::explain(const Problem& p, Explanation& e) const {
   e.arch = kArch;
   e.instance = kernel->id;
   e.padding_share = padding_share(*tile_row, p.head_dim, p.head_dim_v);
-  const auto id = [&](Unit unit, const char* of) { return id_of_rows(p.dtype, *tile_row, unit, of); };
+  const auto id = [&](Unit unit, const char* of) { return row_kernel_id(p.dtype, *tile_row, unit, of); };
   if (magnitude_blocks > 0) e.kernels.push_back(magnitude_instance(p.dtype).id);
-  if (tiles.all_rows > 0) e.kernels.push_back(id(unit_of_rows(), kPreprocess));
+  if (tiles.all_rows > 0) e.kernels.push_back(id(row_unit(), kPreprocess));
   if (work_tiles > 0) e.kernels.push_back(e.instance);
-  if (converts() && tiles.all_rows > 0) e.kernels.push_back(id(unit_of_rows(), kConvertDq));
-  if (has_key_parts()) e.kernels.push_back(id(unit_of_keys(), kReduceDkv));
+  if (converts() && tiles.all_rows > 0) e.kernels.push_back(id(row_unit(), kConvertDq));
+  if (has_key_parts()) e.kernels.push_back(id(key_unit(), kReduceDkv));
   if (p.dsink.defined()) e.kernels.push_back(sink_instance(p.dtype).id);
 }
 
@@ -323,7 +323,7 @@ void BackwardCall::run(const Problem& p, std::byte* workspace, unsigned long lon
     chain.launch("launch of the keys' magnitudes", magnitude_instance(p.dtype).kernel, magnitude_blocks, kRowThreads, 0,
                  arguments);
   }
-  const RowKernels& of_rows = row_kernels_of(p.dtype, *tile_row, unit_of_rows());
+  const RowKernels& of_rows = row_kernels_of(p.dtype, *tile_row, row_unit());
   chain.launch("launch of the backward's preprocessing", of_rows.preprocess, blocks, kRowThreads, 0, row_arguments);
   if (work_tiles > 0) {
     const auto& [entry, threads, shared_bytes] = kernel->compiled;
@@ -338,7 +338,7 @@ void BackwardCall::run(const Problem& p, std::byte* workspace, unsigned long lon
     KeyParams keys = make_key_params(p, *this, workspace);
     void* arguments[] = {&keys};
     chain.launch("launch of the backward's sum over query heads",
-                 row_kernels_of(p.dtype, *tile_row, unit_of_keys()).reduce_dkv, 2 * tiles.all_keys, kRowThreads, 0,
+                 row_kernels_of(p.dtype, *tile_row, key_unit()).reduce_dkv, 2 * tiles.all_keys, kRowThreads, 0,
                  arguments);
   }
   if (p.dsink.defined()) {
@@ -377,9 +377,9 @@ void add_kernels(DataType dtype, const BackwardTile& tile, std::vector<KernelInf
   };
   for (const auto& [unit, suffix] : kRowUnits) {
     if (!row_kernels_of(dtype, tile, unit).preprocess) continue;
-    add(id_of_rows(dtype, tile, unit, kPreprocess), {tile.rows, 0}, kRowThreads, 0);
-    add(id_of_rows(dtype, tile, unit, kConvertDq), {tile.rows, 0}, kRowThreads, 0);
-    add(id_of_rows(dtype, tile, unit, kReduceDkv), {0, kGranuleKeys}, kRowThreads, 0);
+    add(row_kernel_id(dtype, tile, unit, kPreprocess), {tile.rows, 0}, kRowThreads, 0);
+    add(row_kernel_id(dtype, tile, unit, kConvertDq), {tile.rows, 0}, kRowThreads, 0);
+    add(row_kernel_id(dtype, tile, unit, kReduceDkv), {0, kGranuleKeys}, kRowThreads, 0);
   }
   table_of(dtype).for_each([&](const BackwardKernel& kernel) {
     if (kernel.tile == &tile)

@@ -66,19 +66,19 @@ class MaskBuilder {
   __device__ __forceinline__ void build() {
     const int32_t first_key = ptx::from_leader(tile().key_tile) * Traits::kKeys,
                   row = ptx::from_leader(tile().query.row_tile) * Traits::kRows;
-    const cuda::PerHead& place = p_.dense.given ? p_.dense.place : p_.mask.place;
+    const cuda::PerHead& place = p_.dense.is_set ? p_.dense.place : p_.mask.place;
     const int64_t offset = place.offset(ptx::from_leader(tile().query.batch), ptx::from_leader(tile().query.head));
-    if (!p_.dense.given) read_bounds(offset, first_key);
+    if (!p_.dense.is_set) read_bounds(offset, first_key);
 #pragma unroll 1
     for (int32_t key = static_cast<int32_t>(threadIdx.x % 32); key < Traits::kKeys; key += 32 * kAtOnce) {
-      if (p_.dense.given) {
+      if (p_.dense.is_set) {
         for (int n = 0; n < kAtOnce; ++n) by_matrix(offset, row, first_key, key + 32 * n);
       } else {
         by_columns(row, first_key, key);
       }
     }
     if constexpr (cuda::kHasPositions<Params>) {
-      if (p_.features.positions.given()) by_positions(row, first_key);
+      if (p_.features.positions.is_set()) by_positions(row, first_key);
     }
   }
   /// Hands the bits of a column to the consumers; columns past the last are hidden.
@@ -101,7 +101,7 @@ class MaskBuilder {
 #pragma unroll 1
     for (int interval = 0; interval < 2; ++interval) {
       const cuda::IntervalVectors vectors(mask, interval);
-      if (!vectors.given()) continue;
+      if (!vectors.is_set()) continue;
       int32_t begin[kOwn], end[kOwn];
 #pragma unroll
       for (int n = 0; n < kOwn; ++n) {

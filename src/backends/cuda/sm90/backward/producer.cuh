@@ -55,7 +55,7 @@ class Producer {
   }
 
   __device__ __forceinline__ int32_t key_tile(const cuda::WorkTilePlace& place, uint32_t head) const {
-    if (p_.dense.given || place.batch * p_.head_groups + place.head < p_.first_sorted)
+    if (p_.dense.is_set || place.batch * p_.head_groups + place.head < p_.first_sorted)
       return static_cast<int32_t>(place.rank);
     const int32_t block =
         __ldg(p_.plan.key_order +
@@ -68,7 +68,7 @@ class Producer {
   __device__ __forceinline__ void run_head(uint32_t head) {
     tile_.query.head = head;
     if constexpr (kHalves<Traits>) {
-      for (int32_t first = 0; first < p_.plan.words_per_key; first += 32) run_words_anew(first);
+      for (int32_t first = 0; first < p_.plan.words_per_key; first += 32) run_reloaded_words(first);
     } else {
       const int64_t column =
           static_cast<int64_t>(cuda::mask_index(p_.plan, tile_.query.batch, head)) * (p_.schedule.tiles / kOfBlock) +
@@ -82,30 +82,30 @@ class Producer {
   __device__ __forceinline__ void run_words(int64_t column, int32_t first) {
     const int32_t own = first + static_cast<int32_t>(threadIdx.x % 32);
     uint32_t own_live = 0, own_full = 0;
-    if (p_.dense.given) {
+    if (p_.dense.is_set) {
       own_live = low_bits(p_.row_tiles * Traits::kGranules - own * 32);
     } else if (own < p_.plan.words_per_key) {
       own_live = __ldg(p_.plan.key_live + column + own);
       own_full = __ldg(p_.plan.key_full + column + own);
     }
     uint32_t own_progress = 0, words = __ballot_sync(0xffffffff, own_live != 0);
-    if constexpr (kMayBeAlone) own_progress = progress_of_first(first, words);
+    if constexpr (kMayBeAlone) own_progress = first_progress(first, words);
     for (; words; words &= words - 1) {
       const int lane = __ffs(words) - 1;
       const uint32_t alone = alone_among(own_progress);
       // A word ahead, so that no tile waits for it.
-      if constexpr (kMayBeAlone) own_progress = progress_of_first(first, words & (words - 1));
+      if constexpr (kMayBeAlone) own_progress = first_progress(first, words & (words - 1));
       const uint32_t full = __shfl_sync(0xffffffff, own_full, lane);
       load_tiles(first + lane, __shfl_sync(0xffffffff, own_live, lane), full, alone);
     }
   }
   /// run_words when registers are scarce: words are read again instead of being kept in a lane.
-  __device__ __forceinline__ void run_words_anew(int32_t first) {
-    const uint32_t own_live = bits_anew(first + static_cast<int32_t>(ptx::lane_anew())).live;
+  __device__ __forceinline__ void run_reloaded_words(int32_t first) {
+    const uint32_t own_live = reload_bits(first + static_cast<int32_t>(ptx::reload_lane())).live;
     for (uint32_t words = __ballot_sync(0xffffffff, own_live != 0); words; words &= words - 1) {
       const int32_t word = first + __ffs(words) - 1;
-      const uint32_t alone = alone_among(progress_of_word(word));
-      const TileBits bits = bits_anew(word);
+      const uint32_t alone = alone_among(word_progress(word));
+      const TileBits bits = reload_bits(word);
       load_tiles(word, bits.live, bits.full, alone);
     }
   }
@@ -114,18 +114,18 @@ class Producer {
   static constexpr bool kMayBeAlone = kOfBlock == 1 && Traits::kDqSum != DqSum::kIntegers;
   /// The Progress of the row tiles in a word of the plan's bits, one for each lane. Store warps change it for tiles
   /// that are not alone; any value read for these will do.
-  __device__ __forceinline__ uint32_t progress_of_word(int32_t word) const {
+  __device__ __forceinline__ uint32_t word_progress(int32_t word) const {
     if constexpr (kMayBeAlone) {
       constexpr uint32_t kTiles = 32 / Traits::kGranules;
-      const uint32_t lane = ptx::lane_anew(), own = static_cast<uint32_t>(word) * kTiles + lane;
+      const uint32_t lane = ptx::reload_lane(), own = static_cast<uint32_t>(word) * kTiles + lane;
       if (!sums_integers<Traits>(p_) && lane < kTiles && own < static_cast<uint32_t>(p_.row_tiles))
         return __ldcg(p_.dq_sums.progress + row_tile_index(own));
     }
     return 0;
   }
-  /// progress_of_word for the first of `words`, a bit for each word from `first` on; 0 if there is none.
-  __device__ __forceinline__ uint32_t progress_of_first(int32_t first, uint32_t words) const {
-    return words ? progress_of_word(first + __ffs(words) - 1) : 0;
+  /// word_progress for the first of `words`, a bit for each word from `first` on; 0 if there is none.
+  __device__ __forceinline__ uint32_t first_progress(int32_t first, uint32_t words) const {
+    return words ? word_progress(first + __ffs(words) - 1) : 0;
   }
   /// A bit for each lane whose row tile is alone.
   __device__ __forceinline__ static uint32_t alone_among(uint32_t own_progress) {
@@ -140,8 +140,8 @@ class Producer {
   struct TileBits {
     uint32_t live = 0, full = 0;
   };
-  __device__ __forceinline__ TileBits bits_anew(int32_t word) const {
-    if (p_.dense.given) return {low_bits(p_.row_tiles * Traits::kGranules - word * 32), 0};
+  __device__ __forceinline__ TileBits reload_bits(int32_t word) const {
+    if (p_.dense.is_set) return {low_bits(p_.row_tiles * Traits::kGranules - word * 32), 0};
     if (word >= p_.plan.words_per_key) return {};
     // Opaque, so that quotients are not kept either.
     const uint32_t mask = cuda::mask_index(p_.plan, ptx::opaque(tile_.query.batch), ptx::opaque(tile_.query.head)),

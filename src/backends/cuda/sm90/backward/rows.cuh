@@ -106,7 +106,7 @@ __device__ __forceinline__ void preprocess(const RowParams& p) {
   if (own < Traits::kRows) values = RowValues::load(p, place, place.first_row + own);
   const bool fixed_point = p.dq_sums.fixed_point;
   const cuda::KeyMagnitudes keys =
-      fixed_point ? cuda::magnitudes_of_head(p.scales, place.batch, place.head) : cuda::KeyMagnitudes{};
+      fixed_point ? cuda::head_magnitudes(p.scales, place.batch, place.head) : cuda::KeyMagnitudes{};
   if (own >= kRowThreads - 32) {
     const uint32_t count = count_parts<Traits>(p, place);
     if (own % 32 == 0) parts = count;
@@ -127,7 +127,7 @@ __device__ __forceinline__ void preprocess(const RowParams& p) {
     if (Share::column() == 0) products[Share::row(pass)] = product;
     if (!fixed_point) continue;
     cuda::Magnitude magnitude;
-    magnitude.take(dout);
+    magnitude.add(dout);
     magnitude.join(Share::kThreadsPerRow);
     if (Share::column() == 0) dout_norms[Share::row(pass)] = magnitude.norm();
   }
@@ -136,7 +136,7 @@ __device__ __forceinline__ void preprocess(const RowParams& p) {
     const float delta = products[own] - values.dlse;
     RowBias bias = kTermsLast<Traits> ? row_terms(values.lse, delta) : row_bias(values.lse, delta, p.score_scale);
     if (fixed_point)
-      bias.pair[RowBias::kScalePair] = __float_as_uint(cuda::scale_of_row(p.scales, keys, dout_norms[own], delta));
+      bias.pair[RowBias::kScalePair] = __float_as_uint(cuda::dq_row_scale(p.scales, keys, dout_norms[own], delta));
     p.biases[place.index * Traits::kRows + own] = bias;
   }
   if (own < Traits::kDqPieces)

@@ -28,8 +28,8 @@ class ScoreConsumer {
         staging_(p, shared, warpgroup),
         base_(ptx::shared_address(&shared) >> 4),
         warp_(ptx::uniform(threadIdx.x / 32 % 4)),
-        score_ones_(kKeepsOnes && !kHalves<Traits> ? ptx::kept(bias_ones<Bias::kScore>()) : 0),
-        gradient_ones_(kKeepsOnes ? ptx::kept(bias_ones<Bias::kGradient>()) : 0),
+        score_ones_(kKeepsOnes && !kHalves<Traits> ? ptx::keep_in_register(bias_ones<Bias::kScore>()) : 0),
+        gradient_ones_(kKeepsOnes ? ptx::keep_in_register(bias_ones<Bias::kGradient>()) : 0),
         weights_(p) {}
 
  protected:
@@ -56,7 +56,7 @@ class ScoreConsumer {
 
   /// Bits of phases_: the parity that the next wait is for. One register for all of them.
   enum Phase : uint32_t { kWorkTile, kDq, kMask, kDs = 31 };  // and one for each stage after kMask
-  __device__ __forceinline__ uint32_t take_phase(uint32_t which) {
+  __device__ __forceinline__ uint32_t advance_phase(uint32_t which) {
     const uint32_t phase = phases_ >> which & 1;
     phases_ ^= 1u << which;
     return phase;
@@ -150,7 +150,7 @@ class ScoreConsumer {
       cuda::DroppedOfKeys<Traits::kScoreRows> dropped{};
       if (!weights_.drops()) return dropped;
       const Tile& tile = shared_.tile[ring_.stage()];
-      return weights_.template draw_of_keys<Traits::kScoreRows>(
+      return weights_.template draw_transposed<Traits::kScoreRows>(
           tile.query.batch, tile.query.head, static_cast<uint32_t>(tile.query.row_tile) * Traits::kRows + first_row(),
           static_cast<uint32_t>(tile.key_tile) * Traits::kKeys + first_key() + warp_ * 16);
     } else {
@@ -212,23 +212,23 @@ class ScoreConsumer {
   /// Once S is there, computes the early weights: P as dV takes it, without dropped weights, and in place of S the
   /// factor of dS beside dP, P times the derivative of the score by the product.
   template <int kValues, typename Dropped>
-  __device__ __forceinline__ void take_weights(float (&s)[kValues], bool partial, const Dropped& dropped,
-                                               uint32_t (&p)[kValues / 8][4]) {
+  __device__ __forceinline__ void compute_weights(float (&s)[kValues], bool partial, const Dropped& dropped,
+                                                  uint32_t (&p)[kValues / 8][4]) {
     const QueryTile& query = shared_.tile[ring_.stage()].query;
     if (const Score score(p_, query.batch, query.head); score.form == cuda::ScoreForm::kShifted) shift<0>(score, s);
     if constexpr (kEarlyWeights > 0) {
       by_features(partial, [&](const auto& features, const Score& score) __attribute__((always_inline)) {
-        take_weights<0, kEarlyWeights>(features, score, s, dropped, p);
+        compute_weights<0, kEarlyWeights>(features, score, s, dropped, p);
       });
     }
   }
   /// Once dP is there, computes dS, and P of the weights that were not early.
   template <int kValues, typename Dropped>
-  __device__ __forceinline__ void take_score_gradients(float (&s)[kValues], float (&dp)[kValues], bool partial,
-                                                       const Dropped& dropped, uint32_t (&p)[kValues / 8][4],
-                                                       uint32_t (&ds)[kValues / 8][4]) {
+  __device__ __forceinline__ void compute_score_gradients(float (&s)[kValues], float (&dp)[kValues], bool partial,
+                                                          const Dropped& dropped, uint32_t (&p)[kValues / 8][4],
+                                                          uint32_t (&ds)[kValues / 8][4]) {
     by_features(partial, [&](const auto& features, const Score& score) __attribute__((always_inline)) {
-      take_score_gradients<0>(features, score, s, dp, dropped, p, ds);
+      compute_score_gradients<0>(features, score, s, dp, dropped, p, ds);
     });
   }
   template <int kFirst, int kValues>
@@ -238,14 +238,14 @@ class ScoreConsumer {
     if constexpr (kFirst + kPart < kValues) shift<kFirst + kPart>(score, s);
   }
   template <int kFirst, int kEnd, typename Features, int kValues, typename Dropped>
-  __device__ __forceinline__ void take_weights(const Features& features, const Score& score, float (&s)[kValues],
-                                               const Dropped& dropped, uint32_t (&p)[kValues / 8][4]) {
-    take_weights_of_part<kFirst>(features, score, cuda::part_of<kFirst, kPart>(s), dropped,
+  __device__ __forceinline__ void compute_weights(const Features& features, const Score& score, float (&s)[kValues],
+                                                  const Dropped& dropped, uint32_t (&p)[kValues / 8][4]) {
+    compute_part_weights<kFirst>(features, score, cuda::part_of<kFirst, kPart>(s), dropped,
                                  cuda::part_of<kFirst / 8, kPart / 8>(p));
-    if constexpr (kFirst + kPart < kEnd) take_weights<kFirst + kPart, kEnd>(features, score, s, dropped, p);
+    if constexpr (kFirst + kPart < kEnd) compute_weights<kFirst + kPart, kEnd>(features, score, s, dropped, p);
   }
   template <int kFirst, typename Features, typename Dropped>
-  __device__ __forceinline__ void take_weights_of_part(const Features& features, const Score& score, float (&s)[kPart],
+  __device__ __forceinline__ void compute_part_weights(const Features& features, const Score& score, float (&s)[kPart],
                                                        const Dropped& dropped, uint32_t (&p)[kPart / 8][4]) {
     // Written out: after a loop over them the compiler leaves the ones of a tile of 128 rows in memory.
     float ones[] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
@@ -262,29 +262,29 @@ class ScoreConsumer {
     for (int i = 0; i < kPart; ++i) s[i] = slopes[i];
   }
   template <int kFirst, typename Features, int kValues, typename Dropped>
-  __device__ __forceinline__ void take_score_gradients(const Features& features, const Score& score,
-                                                       float (&s)[kValues], float (&dp)[kValues],
-                                                       const Dropped& dropped, uint32_t (&p)[kValues / 8][4],
-                                                       uint32_t (&ds)[kValues / 8][4]) {
-    if constexpr (kFirst >= kEarlyWeights) take_weights<kFirst, kFirst + kPart>(features, score, s, dropped, p);
+  __device__ __forceinline__ void compute_score_gradients(const Features& features, const Score& score,
+                                                          float (&s)[kValues], float (&dp)[kValues],
+                                                          const Dropped& dropped, uint32_t (&p)[kValues / 8][4],
+                                                          uint32_t (&ds)[kValues / 8][4]) {
+    if constexpr (kFirst >= kEarlyWeights) compute_weights<kFirst, kFirst + kPart>(features, score, s, dropped, p);
     auto& part = cuda::part_of<kFirst, kPart>(dp);
     leave_out_dropped<kFirst>(features, dropped, part);
-    add_terms<Bias::kGradient>(terms<kFirst>(), part, scale_of_kept());
-    take_score_gradients(cuda::part_of<kFirst, kPart>(s), part, cuda::part_of<kFirst / 8, kPart / 8>(ds));
+    add_terms<Bias::kGradient>(terms<kFirst>(), part, kept_weight_scale());
+    multiply_probabilities(cuda::part_of<kFirst, kPart>(s), part, cuda::part_of<kFirst / 8, kPart / 8>(ds));
     if constexpr (kFirst + kPart < kValues)
-      take_score_gradients<kFirst + kPart>(features, score, s, dp, dropped, p, ds);
+      compute_score_gradients<kFirst + kPart>(features, score, s, dp, dropped, p, ds);
   }
   /// Places of the thread's scores from row `first` on; scores are key-major.
   __device__ __forceinline__ cuda::Places<cuda::KeySlabSteps> places_from(int first) const {
     const Tile& tile = shared_.tile[ring_.stage()];
-    const int lane = static_cast<int>(lane_anew<Traits>());
+    const int lane = static_cast<int>(reload_lane<Traits>());
     return {{tile.query.row_tile * Traits::kRows + static_cast<int>(first_row()) + first + 2 * (lane % 4),
              tile.key_tile * Traits::kKeys + static_cast<int>(first_key() + warp_ * 16) + lane / 4}};
   }
   /// The row terms of the thread's scores from kFirst on.
   template <int kFirst>
   __device__ __forceinline__ const RowBias* terms() const {
-    return shared_.biases[ring_.stage()] + first_row() + 2 * (kFirst + lane_anew<Traits>() % 4);
+    return shared_.biases[ring_.stage()] + first_row() + 2 * (kFirst + reload_lane<Traits>() % 4);
   }
   /// Multiplies `x` by `factor`, and adds the rows' terms.
   template <Bias kTerm, int kValues>
@@ -299,7 +299,7 @@ class ScoreConsumer {
       if (features.drops(weights_)) cuda::leave_out<kFirst>(dropped, x);
     }
   }
-  __device__ __forceinline__ float scale_of_kept() const {
+  __device__ __forceinline__ float kept_weight_scale() const {
     if constexpr (Weights::kMayDrop) {
       return weights_.scale();
     } else {
@@ -319,7 +319,7 @@ class ScoreConsumer {
   /// P = exp2(S scale log2(e)), 0 where hidden. The early exponentials stand in both branches, which keeps the compiler
   /// from moving them away from dP's product; it mixes the others with the code after that product.
   template <int kFirst = 0, int kValues>
-  __device__ __forceinline__ void take_probabilities(float (&s)[kValues], bool partial) {
+  __device__ __forceinline__ void compute_probabilities(float (&s)[kValues], bool partial) {
     constexpr int kEarly = Traits::kEarlyScores;
 #pragma unroll
     for (float& score : s) score *= p_.scale_log2;
@@ -341,8 +341,8 @@ class ScoreConsumer {
   template <int kFirst, int kValues>
   __device__ __forceinline__ void hide(float (&s)[kValues]) {
     delay<Role::kConsumer>();
-    if constexpr (kFirst == 0) ptx::wait(shared_.mask_full[ring_.stage()], take_phase(kMask + ring_.stage()));
-    const uint32_t lane = lane_anew<Traits>();
+    if constexpr (kFirst == 0) ptx::wait(shared_.mask_full[ring_.stage()], advance_phase(kMask + ring_.stage()));
+    const uint32_t lane = reload_lane<Traits>();
     constexpr int kOfWord = kValues < 16 ? kValues : 16;
     const uint32_t key = first_key() + warp_ * 16 + lane / 4, shift = 8 * (lane % 4) + kFirst % 32 / 4;
 #pragma unroll
@@ -371,8 +371,8 @@ class ScoreConsumer {
 
   /// dS = P dP.
   template <int kValues>
-  __device__ __forceinline__ static void take_score_gradients(const float (&p)[kValues], const float (&dp)[kValues],
-                                                              uint32_t (&ds)[kValues / 8][4]) {
+  __device__ __forceinline__ static void multiply_probabilities(const float (&p)[kValues], const float (&dp)[kValues],
+                                                                uint32_t (&ds)[kValues / 8][4]) {
 #pragma unroll
     for (int i = 0; i < kValues / 2; ++i)
       ds[i / 4][i % 4] = ptx::pack<Element>(p[2 * i] * dp[2 * i], p[2 * i + 1] * dp[2 * i + 1]);

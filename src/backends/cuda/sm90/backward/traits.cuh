@@ -37,7 +37,7 @@ using PoliciesOf =
     BackwardPolicies<ParamsOf<variant>, cuda::ScoreOf<Element, variant>, cuda::WeightsOf<variant>, variant.sum>;
 
 /// A variant of the unit, for the kernels before and after the unit's: it tells whether rows' terms are folded.
-constexpr cuda::Variant variant_of_unit(Unit unit) {
+constexpr cuda::Variant unit_variant(Unit unit) {
   for (const VariantRow& row : kBackwardVariants) {
     if (row.unit == unit) return row.variant;
   }
@@ -138,8 +138,8 @@ inline constexpr bool kHalves = Traits::kTile.halves;
 /// Lane id, re-read from the special register when registers are scarce, so that values derived from it are not kept
 /// live.
 template <typename Traits>
-__device__ __forceinline__ uint32_t lane_anew() {
-  return kHalves<Traits> || kTermsLast<Traits> ? ptx::lane_anew() : ptx::lane();
+__device__ __forceinline__ uint32_t reload_lane() {
+  return kHalves<Traits> || kTermsLast<Traits> ? ptx::reload_lane() : ptx::lane();
 }
 
 /// A tile's dq as it lies in the consumers' warps, in the staging tiles and in the sums: blocks of 64 rows and

@@ -36,14 +36,14 @@ constexpr ColumnBlocks blocks_to_the_end(int64_t dim) { return {dim, 1}; }
 /// The columns of rows of `dim` in the buffers of `tile`, of kForwardTiles or kBackwardTiles, that take rows of
 /// `dim_of_tile`.
 template <typename Tile>
-constexpr ColumnBlocks blocks_of_rows(const Tile& tile, int64_t dim, int64_t dim_of_tile) {
+constexpr ColumnBlocks dim_blocks(const Tile& tile, int64_t dim, int64_t dim_of_tile) {
   return tile.one_copy ? equal_blocks(dim, dim_of_tile) : blocks_to_the_end(dim);
 }
 
 /// Places of the columns of rows of `dim` in the buffers of `tile` that take rows of `dim_of_tile`.
 template <typename Tile>
 constexpr Columns columns_of(const Tile& tile, int64_t dim, int64_t dim_of_tile) {
-  const ColumnBlocks blocks = blocks_of_rows(tile, dim, dim_of_tile);
+  const ColumnBlocks blocks = dim_blocks(tile, dim, dim_of_tile);
   return {static_cast<int32_t>(dim), static_cast<int32_t>(std::min<int64_t>(blocks.width, 64))};
 }
 
@@ -51,7 +51,7 @@ constexpr Columns columns_of(const Tile& tile, int64_t dim, int64_t dim_of_tile)
 template <typename Tile>
 constexpr bool holds(const Tile& tile, int64_t dim, int64_t dim_of_tile) {
   const bool fits = dim % kHeadDimStep == 0 && dim <= dim_of_tile;
-  return fits && blocks_of_rows(tile, dim, dim_of_tile).count > 0;
+  return fits && dim_blocks(tile, dim, dim_of_tile).count > 0;
 }
 
 }  // namespace flashmask::sm90

@@ -96,24 +96,24 @@ class Consumer {
       release_keys(part);
     }
     wait_for_values(kv_ring_.count);
-    give_values_back(kv_ring_.count);
+    release_values(kv_ring_.count);
     kv_ring_.advance();
   }
 
   __device__ __forceinline__ void wait_for_values(uint32_t tile, int part) {
-    const auto ring = ring_of_values<Traits>(tile, part);
+    const auto ring = value_ring<Traits>(tile, part);
     ptx::wait(shared_.v_full[ring.stage()], ring.phase());
   }
-  __device__ __forceinline__ void give_values_back(uint32_t tile, int part) {
-    ptx::arrive_once(shared_.v_empty[ring_of_values<Traits>(tile, part).stage()]);
+  __device__ __forceinline__ void release_values(uint32_t tile, int part) {
+    ptx::arrive_once(shared_.v_empty[value_ring<Traits>(tile, part).stage()]);
   }
   __device__ __forceinline__ void wait_for_values(uint32_t tile) {
 #pragma unroll
     for (int part = 0; part < Traits::kVParts; ++part) wait_for_values(tile, part);
   }
-  __device__ __forceinline__ void give_values_back(uint32_t tile) {
+  __device__ __forceinline__ void release_values(uint32_t tile) {
 #pragma unroll
-    for (int part = 0; part < Traits::kVParts; ++part) give_values_back(tile, part);
+    for (int part = 0; part < Traits::kVParts; ++part) release_values(tile, part);
   }
 
   /// kOverlapped: with a tile's product PV under the next tile's softmax, for small head dims, where the exponentials
@@ -143,7 +143,7 @@ class Consumer {
         }
       } else {
         if constexpr (kOverlapped || kTurnsInEveryRow) {
-          take_turn();
+          wait_for_turn();
           pass_turn();
         }
         skip_tile();
@@ -155,14 +155,14 @@ class Consumer {
   template <bool kDrops>
   __device__ __forceinline__ void run_tile(const Tile& tile, Outputs& o, cuda::RowState& rows) {
     Scores s;
-    if constexpr (kTurnsInEveryRow) take_turn();
+    if constexpr (kTurnsInEveryRow) wait_for_turn();
     issue_scores(s);
     if constexpr (kTurnsInEveryRow) pass_turn();
     release_stored_rows();
-    const cuda::SlabBits visible = take_mask(tile);
+    const cuda::SlabBits visible = receive_mask(tile);
     const auto dropped = draw_dropped<kDrops>(tile);
     finish_scores();
-    take_scores(s, tile, visible);
+    convert_scores(s, tile, visible);
     delay<Role::kConsumer>();
     wait_for_values(kv_ring_.count, 0);
     float factor[2];
@@ -179,16 +179,16 @@ class Consumer {
     if (raised.row_max) rows.refresh_limits(p_.score_of_bit);
     if constexpr (Traits::kVParts == 2) {
       ptx::wgmma_wait<1>();
-      give_values_back(kv_ring_.count, 0);
+      release_values(kv_ring_.count, 0);
     }
     ptx::wgmma_wait<0>();
     ptx::pin(o);
-    give_values_back(kv_ring_.count, Traits::kVParts - 1);
+    release_values(kv_ring_.count, Traits::kVParts - 1);
     kv_ring_.advance();
   }
 
   /// Waits for this warpgroup's turn to issue products, one tile each, so that the warpgroups do not drift into step.
-  __device__ __forceinline__ void take_turn() const {
+  __device__ __forceinline__ void wait_for_turn() const {
     if constexpr (Traits::kTurns) ptx::named_barrier_sync(kTurnBarrier + warpgroup_, 256);
   }
   __device__ __forceinline__ void pass_turn() const {
@@ -202,14 +202,14 @@ class Consumer {
     Scores s;
     float factor[2];
     Probabilities p;
-    take_turn();
+    wait_for_turn();
     issue_scores(s);
     pass_turn();
     release_stored_rows();
-    const cuda::SlabBits first_visible = take_mask(tile);
+    const cuda::SlabBits first_visible = receive_mask(tile);
     const auto first_dropped = draw_dropped<kDrops>(tile);
     ptx::wgmma_wait<0>();
-    take_scores(s, tile, first_visible);
+    convert_scores(s, tile, first_visible);
     const cuda::Raised first_raised = rows.raise_row_max(s, p_.scale_log2, p_.score_of_bit, factor);
     if (first_raised.rescale) cuda::RowState::rescale(o, factor);
     exponentiate_and_pack(s, first_dropped, p, rows);
@@ -217,24 +217,24 @@ class Consumer {
     kv_ring_.advance();
     while (kv_ring_.count != end_ && next_tile(tile)) {
       const uint32_t before = kv_ring_.count - 1;
-      take_turn();
+      wait_for_turn();
       issue_scores(s);
       issue_output(o, p, before);
       pass_turn();
-      const cuda::SlabBits visible = take_mask(tile);
+      const cuda::SlabBits visible = receive_mask(tile);
       const auto dropped = draw_dropped<kDrops>(tile);
       ptx::wgmma_wait<Traits::kVParts>();
-      take_scores(s, tile, visible);
+      convert_scores(s, tile, visible);
       const cuda::Raised raised = rows.raise_row_max(s, p_.scale_log2, p_.score_of_bit, factor);
       rows.exponentiate(s, 0, p_.scale_log2);
       rows.exponentiate(s, 1, p_.scale_log2);
       if constexpr (Traits::kVParts == 2) {
         ptx::wgmma_wait<1>();
-        give_values_back(before, 0);
+        release_values(before, 0);
       }
       ptx::wgmma_wait<0>();
       ptx::pin(o);
-      give_values_back(before, Traits::kVParts - 1);
+      release_values(before, Traits::kVParts - 1);
       if (raised.rescale) cuda::RowState::rescale(o, factor);
       if (raised.row_max) rows.refresh_limits(p_.score_of_bit);
       pack(s, 0, dropped, p);
@@ -245,7 +245,7 @@ class Consumer {
     issue_output(o, p, last);
     ptx::wgmma_wait<0>();
     ptx::pin(o);
-    give_values_back(last);
+    release_values(last);
   }
 
   template <typename Dropped>
@@ -259,7 +259,7 @@ class Consumer {
   }
 
   /// Placeholder: the dropout bits are drawn in pack().
-  struct Undrawn {
+  struct DeferredDraw {
     int32_t first_key;
   };
 
@@ -269,7 +269,7 @@ class Consumer {
     if constexpr (!kDrops) {
       return cuda::NoneDropped{};
     } else if constexpr (Traits::kDrawsLate) {
-      return Undrawn{tile.key_block() * Traits::kKeys};
+      return DeferredDraw{tile.key_block() * Traits::kKeys};
     } else {
       return draw<Traits::kKeys>(tile.key_block() * Traits::kKeys);
     }
@@ -284,7 +284,7 @@ class Consumer {
   template <typename Dropped>
   __device__ __forceinline__ void pack(const Scores& s, int half, const Dropped& dropped, Probabilities& p) const {
     cuda::RowState::pack<Element>(s, half, p[half]);
-    if constexpr (std::is_same_v<Dropped, Undrawn>) {
+    if constexpr (std::is_same_v<Dropped, DeferredDraw>) {
       constexpr int kKeys = Traits::kKeys / 2;
       cuda::leave_out(draw<kKeys>(dropped.first_key + half * kKeys), 0, p[half]);
     } else {
@@ -293,7 +293,7 @@ class Consumer {
   }
 
   /// Makes scores of the finished product QK^T and releases K, and after the last one Q.
-  __device__ __forceinline__ void take_scores(Scores& s, const Tile& tile, const cuda::SlabBits& visible) {
+  __device__ __forceinline__ void convert_scores(Scores& s, const Tile& tile, const cuda::SlabBits& visible) {
     ptx::pin(s);
     release_keys(Traits::kKParts - 1);
     release_rows_after_last_tile();
@@ -312,7 +312,7 @@ class Consumer {
 
   /// Mask bits that a mask warp has computed for a partial granule; meaningless for a full one. Called before the
   /// scores are there, so that the mask warp can go on.
-  __device__ __forceinline__ cuda::SlabBits take_mask(const Tile& tile) {
+  __device__ __forceinline__ cuda::SlabBits receive_mask(const Tile& tile) {
     cuda::SlabBits visible{};
     if (tile.is_partial(warpgroup_)) {
       const uint32_t number = tile.number(warpgroup_), slot = number % Traits::kMaskSlots,
@@ -388,7 +388,7 @@ class Consumer {
   __device__ __forceinline__ void multiply_values(Outputs& o, const HalfProbabilities& p, uint32_t tile, int half) {
     constexpr int kSteps = Traits::kKeys / 2 / 16;
     const int part = Traits::kVParts == 1 ? 0 : half, first_step = Traits::kVParts == 1 ? half * kSteps : 0;
-    const uint32_t slot = ring_of_values<Traits>(tile, part).stage();
+    const uint32_t slot = value_ring<Traits>(tile, part).stage();
     const ptx::MatrixDescriptor v(ptx::shared_address(shared_.v[slot]), Swizzle::block(Traits::kKeysOfVPart));
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {

@@ -33,7 +33,7 @@ using ForwardTable = cuda::KernelTable<kForwardTiles, kForwardVariants>;
 using ForwardKernel = ForwardTable::Kernel;
 
 std::string id_of(DataType dtype, const ForwardTile& tile) {
-  return cuda::id_of_tile(kArch, "fwd", dtype, tile.head_dim, tile.head_dim_v, 'c', tile.consumers);
+  return cuda::tile_kernel_id(kArch, "fwd", dtype, tile.head_dim, tile.head_dim_v, 'c', tile.consumers);
 }
 
 /// The kernels of an element type of kDataTypes.
@@ -108,8 +108,8 @@ ScoredForwardParams make_params(const Problem& p, const ForwardCall& call, uint3
   const ForwardTile& tile = *call.kernel->tile;
   const int rows = tile.rows(), qk_blocks = tile.one_copy ? tile.head_dim / 64 : 1,
             v_blocks = tile.one_copy ? tile.head_dim_v / 64 : 1;
-  const ColumnBlocks of_qk = blocks_of_rows(tile, p.head_dim, tile.head_dim),
-                     of_v = blocks_of_rows(tile, p.head_dim_v, tile.head_dim_v);
+  const ColumnBlocks of_qk = dim_blocks(tile, p.head_dim, tile.head_dim),
+                     of_v = dim_blocks(tile, p.head_dim_v, tile.head_dim_v);
   ScoredForwardParams params{};
   params.q = tensor_map(p.q, of_qk, rows, qk_blocks, "q");
   // Without keys nothing is loaded, but the maps have to be valid.

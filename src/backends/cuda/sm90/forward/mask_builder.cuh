@@ -23,7 +23,7 @@ struct LaneBounds {
 
   __device__ __forceinline__ bool operator()(int interval, int32_t (&begin)[4], int32_t (&end)[4]) const {
     const cuda::IntervalVectors vectors(mask, interval);
-    if (!vectors.given()) return false;
+    if (!vectors.is_set()) return false;
     const int64_t base = offset + first * mask.stride;
     const auto place = [&](int c) { return base + at[c] * static_cast<int32_t>(mask.stride); };
 #pragma unroll
@@ -134,7 +134,7 @@ class MaskBuilder {
     rules::visible_windows<Traits::kKeys>(p_.mask.first, bounds, first_key, at, row, bits);
     if constexpr (cuda::kHasPositions<Params>) {
       const cuda::PositionParams& positions = p_.features.positions;
-      if (positions.given()) {
+      if (positions.is_set()) {
         int32_t position[4];
         cuda::read_positions(positions, work().batch, first_key, at, position);
 #pragma unroll

@@ -155,7 +155,7 @@ class Producer {
   __device__ __forceinline__ void load(const Values& values) {
 #pragma unroll
     for (int part = 0; part < Traits::kVParts; ++part) {
-      const auto ring = ring_of_values<Traits>(values.tile, part);
+      const auto ring = value_ring<Traits>(values.tile, part);
       delay<Role::kProducer>();
       ptx::wait(shared_.v_empty[ring.stage()], ring.phase() ^ 1);
       if (ptx::is_leader()) {

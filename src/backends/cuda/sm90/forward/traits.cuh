@@ -146,7 +146,7 @@ struct SharedStorage {
 
 /// Slot of a part of V of the producer's `tile`-th tile.
 template <typename Traits>
-__device__ __forceinline__ ptx::RingPosition<Traits::kVSlots> ring_of_values(uint32_t tile, int part) {
+__device__ __forceinline__ ptx::RingPosition<Traits::kVSlots> value_ring(uint32_t tile, int part) {
   return {tile * Traits::kVParts + part};
 }
 

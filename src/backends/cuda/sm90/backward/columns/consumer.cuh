@@ -40,7 +40,7 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
   using Outgoing = Staging<Traits>;
   using Base = ScoreConsumer<Traits, Outgoing>;
   using Base::dout_ring, Base::dq_phase, Base::issue_scores, Base::kDq, Base::kDs, Base::kWorkTile, Base::next_tile,
-      Base::operand, Base::p_, Base::phases_, Base::ring_, Base::shared_, Base::staging_, Base::take_phase,
+      Base::operand, Base::p_, Base::phases_, Base::ring_, Base::shared_, Base::staging_, Base::advance_phase,
       Base::warpgroup_;
   using typename Base::Operand, typename Base::PackedScores, typename Base::Scores, typename Base::Swizzle;
   using KeyGradients = typename Traits::KeyGradients;
@@ -69,7 +69,7 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
     if (flags & Tile::kNothing) {
       flags = this->pass_nothing();
     } else {
-      ptx::wait(shared_.k_full, take_phase(kWorkTile));
+      ptx::wait(shared_.k_full, advance_phase(kWorkTile));
       LateDq late;
       do {
         if constexpr (kHalves<Traits>) {
@@ -107,18 +107,18 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
       const auto dropped = this->draw_dropped();
       ptx::wgmma_wait<1>();
       ptx::pin(s);
-      this->take_weights(s, flags & Tile::kPartial, dropped, p);
+      this->compute_weights(s, flags & Tile::kPartial, dropped, p);
       ptx::wgmma_wait<0>();
       ptx::pin(dp);
-      this->take_score_gradients(s, dp, flags & Tile::kPartial, dropped, p, ds);
+      this->compute_score_gradients(s, dp, flags & Tile::kPartial, dropped, p, ds);
     } else {
       ptx::wgmma_wait<1>();
       ptx::pin(s);
-      this->take_probabilities(s, flags & Tile::kPartial);
+      this->compute_probabilities(s, flags & Tile::kPartial);
       this->pack(s, p);
       ptx::wgmma_wait<0>();
       ptx::pin(dp);
-      this->take_score_gradients(s, dp, ds);
+      this->multiply_probabilities(s, dp, ds);
     }
     this->write(ds, ptx::shared_address(shared_.ds[stage]) + warpgroup_ * Swizzle::block(Traits::kRows));
     ptx::pin(dv);
@@ -152,10 +152,10 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
     ptx::pin(s);
     ptx::pin(dv);
     PackedHalf first, second;
-    take_half<0>(s, dp, flags, first);
+    compute_half<0>(s, dp, flags, first);
     issue_score_gradients<1>(dp);
     issue_dv<0>(dv, first);
-    take_half<1>(s, dp, flags, second);
+    compute_half<1>(s, dp, flags, second);
     issue_dv<1>(dv, second);
     ptx::fence_async_proxy();
     ptx::arrive(shared_.scores_full[stage]);
@@ -171,7 +171,7 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
     pin(dq);
     ptx::arrive_once(shared_.halves.ds_empty);
     NoDq none;
-    give_dq(dq, flags, none);
+    hand_over_dq(dq, flags, none);
     ptx::wgmma_wait<0>();
     ptx::pin(dk);
     if (!(flags & Tile::kAlone)) phases_ ^= 1u << kDq;
@@ -190,17 +190,17 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
 
   /// P of a half of the rows, and dS, which goes to shared memory.
   template <int kHalf>
-  __device__ __forceinline__ void take_half(Scores& of_all, HalfScores& dp, uint32_t flags, PackedHalf& p) {
+  __device__ __forceinline__ void compute_half(Scores& of_all, HalfScores& dp, uint32_t flags, PackedHalf& p) {
     constexpr int kFirst = kHalf * kHalfRows, kPending = kHalf == 0 ? 0 : 1;  // dV's first half comes after dP's second
     HalfScores& s = cuda::part_of<kFirst / 2, kHalfRows / 2>(of_all);
     ptx::pin(s);
-    this->template take_probabilities<kFirst>(s, flags & Tile::kPartial);
+    this->template compute_probabilities<kFirst>(s, flags & Tile::kPartial);
     this->pack(s, p);
     ptx::wgmma_wait<kPending>();
     ptx::pin(dp);
     PackedHalf ds;
-    this->take_score_gradients(s, dp, ds);
-    if constexpr (kHalf == 0) ptx::wait(shared_.halves.ds_empty, take_phase(kDs) ^ 1);
+    this->multiply_probabilities(s, dp, ds);
+    if constexpr (kHalf == 0) ptx::wait(shared_.halves.ds_empty, advance_phase(kDs) ^ 1);
     this->write(
         ds, ptx::shared_address(shared_.ds[0]) + warpgroup_ * Swizzle::block(Traits::kRows) + Swizzle::block(kFirst));
   }
@@ -227,7 +227,7 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
   }
 
   /// Stores a tile's dq. In deterministic mode keeps it for store_late, or hands it over as integers itself.
-  __device__ __forceinline__ void give_dq(OwnDq& dq, uint32_t flags, [[maybe_unused]] LateDq& late) const {
+  __device__ __forceinline__ void hand_over_dq(OwnDq& dq, uint32_t flags, [[maybe_unused]] LateDq& late) const {
     const uint32_t stage = ring_.stage();
     if constexpr (kLate) {
       staging_.scale_dq(dq, late, stage);
@@ -267,7 +267,7 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
     issue_dk(dk, ds);
     ptx::wgmma_wait<1>();
     pin(dq);
-    give_dq(dq, flags, late);
+    hand_over_dq(dq, flags, late);
     ptx::wgmma_wait<0>();
     ptx::pin(dk);
   }
@@ -293,7 +293,7 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
     issue_dq(dq);
     ptx::wgmma_wait<0>();
     pin(dq);
-    give_dq(dq, flags, late);
+    hand_over_dq(dq, flags, late);
   }
 
   /// dK or dV += 64 keys of `scores` times the rows of `b`.

@@ -18,7 +18,7 @@ template <typename Traits, int kValues>
 __device__ __forceinline__ void scale_dq(const typename Traits::Params& p, const SharedStorage<Traits>& shared,
                                          uint32_t stage, int first, const float (&dq)[kValues],
                                          float (&scaled)[kValues]) {
-  const int own = first + static_cast<int>(lane_anew<Traits>()) / 4;
+  const int own = first + static_cast<int>(reload_lane<Traits>()) / 4;
   cuda::scale_parts(
       dq, scaled, [&](int row) { return scale_of(shared.biases[stage][own + 8 * row]); },
       [&](int row) {

@@ -49,7 +49,7 @@ class FloatKeys {
 
   template <int kValues>
   __device__ __forceinline__ static void store_part(const float (&gradients)[kValues], float* to) {
-    auto* own = reinterpret_cast<float4*>(to) + lane_anew<Traits>();
+    auto* own = reinterpret_cast<float4*>(to) + reload_lane<Traits>();
 #pragma unroll
     for (int e = 0; e < kValues / 4; ++e) {
       const float* four = gradients + 4 * e;
@@ -61,7 +61,7 @@ class FloatKeys {
   template <int kFirst, int kValues>
   __device__ __forceinline__ void store_rows(const float (&gradients)[kValues], float factor, const Rows& to,
                                              const Columns& columns) const {
-    const auto lane = static_cast<int32_t>(lane_anew<Traits>());
+    const auto lane = static_cast<int32_t>(reload_lane<Traits>());
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int32_t row = key_tile_ * Traits::kKeys + 16 * slab_ + 8 * half + lane / 4;

@@ -137,8 +137,8 @@ class Staging {
     const ptx::BoxOrigin at{tile.row_tile * Traits::kRows + Blocks::row(n), 0, static_cast<int32_t>(tile.head),
                             static_cast<int32_t>(tile.batch)};
     const int column = Blocks::column_block(n) * Blocks::kBlockColumns;
-    SlabTile::write_rows(cuda::part_of<0, 32>(dq), p_.scale, to, lane_anew<Traits>());
-    SlabTile::write_rows(cuda::part_of<kSecond / 2, 32>(dq), p_.scale, to + 16 * 64 / 2, lane_anew<Traits>());
+    SlabTile::write_rows(cuda::part_of<0, 32>(dq), p_.scale, to, reload_lane<Traits>());
+    SlabTile::write_rows(cuda::part_of<kSecond / 2, 32>(dq), p_.scale, to + 16 * 64 / 2, reload_lane<Traits>());
     delay<Role::kStore>();
     if (!ptx::is_leader()) return;
     if (at.row < p_.seqlen_q) {
@@ -153,7 +153,7 @@ class Staging {
   __device__ __forceinline__ void store_keys(const CUtensorMap& map, const float (&gradients)[kValues], float factor,
                                              const ptx::BoxOrigin& at, uint32_t phase) const {
     wait(phase);
-    SlabTile::write_rows(gradients, factor, own_tile(), lane_anew<Traits>());
+    SlabTile::write_rows(gradients, factor, own_tile(), reload_lane<Traits>());
     SlabTile::template store<Traits::kOneCopy, 2 * kValues>(map, at, p_.seqlen_k, own_tile());
   }
 

@@ -39,7 +39,7 @@ class WideHalf : protected ScoreConsumer<Traits, WideStaging<Traits>> {
  protected:
   using Base = ScoreConsumer<Traits, WideStaging<Traits>>;
   using Base::dout_ring, Base::dq_phase, Base::issue_scores, Base::kWorkTile, Base::next_tile, Base::operand, Base::p_,
-      Base::ring_, Base::shared_, Base::staging_, Base::take_phase, Base::warp_;
+      Base::ring_, Base::shared_, Base::staging_, Base::advance_phase, Base::warp_;
   using typename Base::Operand, typename Base::PackedScores, typename Base::Scores, typename Base::Swizzle;
   using Dq = DqShare<Traits, kWarpgroup>;
   using Dk = DkShare<Traits, kWarpgroup>;
@@ -76,33 +76,33 @@ class WideHalf : protected ScoreConsumer<Traits, WideStaging<Traits>> {
     ptx::wait(shared_.dout_full[dout_ring().stage()], dout_ring().phase());
   }
 
-  /// Once S is there, turns it into P or, with kTermsLast, into take_score_gradients' factor, and puts P in shared
+  /// Once S is there, turns it into P or, with kTermsLast, into compute_score_gradients' factor, and puts P in shared
   /// memory.
   template <typename Dropped>
-  __device__ __forceinline__ void take_probabilities(Scores& s, uint32_t flags, const Dropped& dropped,
-                                                     PackedScores& p) {
+  __device__ __forceinline__ void compute_probabilities(Scores& s, uint32_t flags, const Dropped& dropped,
+                                                        PackedScores& p) {
     ptx::wgmma_wait<1>();
     ptx::pin(s);
     if constexpr (kTermsLast<Traits>) {
-      this->take_weights(s, flags & Tile::kPartial, dropped, p);
+      this->compute_weights(s, flags & Tile::kPartial, dropped, p);
     } else {
-      Base::take_probabilities(s, flags & Tile::kPartial);
+      Base::compute_probabilities(s, flags & Tile::kPartial);
       this->pack(s, p);
     }
     this->write(p, ptx::shared_address(shared_.p[dout_ring().stage()]) + kOwnRows);
   }
 
-  /// Computes dS from take_probabilities' `s` and from dP, which the caller has waited for, and puts it in shared
+  /// Computes dS from compute_probabilities' `s` and from dP, which the caller has waited for, and puts it in shared
   /// memory. Returns when the other consumer's dS is there, too.
   template <typename Dropped>
-  __device__ __forceinline__ void take_score_gradients(Scores& s, Scores& dp, uint32_t flags, const Dropped& dropped,
-                                                       PackedScores& p, PackedScores& ds) {
+  __device__ __forceinline__ void compute_score_gradients(Scores& s, Scores& dp, uint32_t flags, const Dropped& dropped,
+                                                          PackedScores& p, PackedScores& ds) {
     ptx::pin(dp);
     if constexpr (kTermsLast<Traits>) {
       static_assert(2 * Base::kEarlyWeights == Traits::kScoreRows, "P is in shared memory");
-      Base::take_score_gradients(s, dp, flags & Tile::kPartial, dropped, p, ds);
+      Base::compute_score_gradients(s, dp, flags & Tile::kPartial, dropped, p, ds);
     } else {
-      Base::take_score_gradients(s, dp, ds);
+      Base::multiply_probabilities(s, dp, ds);
     }
     this->write(ds, ptx::shared_address(shared_.ds[ring_.stage()]) + kOwnRows);
     ptx::fence_async_proxy();
@@ -163,7 +163,7 @@ class WideHalf : protected ScoreConsumer<Traits, WideStaging<Traits>> {
     if (flags & Tile::kNothing) {
       flags = this->pass_nothing();
     } else {
-      ptx::wait(shared_.k_full, take_phase(kWorkTile));
+      ptx::wait(shared_.k_full, advance_phase(kWorkTile));
       do {
         flags = half.run_tile(flags, v, late, dk, dv);
       } while (!(flags & (Tile::kFirst | Tile::kEnd)));

@@ -45,11 +45,11 @@ class RegisterHalf : public WideHalf<RegisterHalf<Traits, kWarpgroup>, Traits, k
     if (flags & Tile::kFirst) read_values(v);
     issue_dp(dp, v);
     if (!(flags & Tile::kFirst)) add_late(late);
-    this->take_probabilities(s, flags, dropped, own_p);
+    this->compute_probabilities(s, flags, dropped, own_p);
     ptx::pin(dv);
     this->template issue_rows<kOwnRows>(dv, own_p, dout);
     ptx::wgmma_wait<1>();
-    this->take_score_gradients(s, dp, flags, dropped, own_p, own_ds);
+    this->compute_score_gradients(s, dp, flags, dropped, own_p, own_ds);
     QueryGradients dq;
     this->issue_dq(dq, ds, operand(offsetof(Shared, k) + Dq::kBegin * kKeyBlock, kKeyBlock));
     this->template issue_rows<kOtherRows, Traits::kScoreRows>(dv, p, dout);

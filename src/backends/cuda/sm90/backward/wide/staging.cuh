@@ -58,7 +58,7 @@ class WideStaging {
     requires Traits::kDqFromRegisters
   {
     make_integers<Traits>(p_, shared_, stage, static_cast<int>(warp_) * 16, dq);
-    auto* to = reinterpret_cast<int32_t*>(sums_of(first, shared_.tile[stage].query.index)) + ptx::lane_anew();
+    auto* to = reinterpret_cast<int32_t*>(sums_of(first, shared_.tile[stage].query.index)) + ptx::reload_lane();
 #pragma unroll
     for (int i = kBegin; i < kBegin + kCount; ++i) atomicAdd(to + place_of(i), __float_as_int(dq[i - kBegin]));
   }

@@ -58,9 +58,9 @@ class StagingHalf : public WideHalf<StagingHalf<Traits, kWarpgroup>, Traits, kWa
     const auto dropped = this->draw_dropped();
     this->issue_s(s);
     this->template issue_scores<Bias::kGradient, Traits::kVDim>(dp, offsetof(Shared, v), this->dout_rows());
-    this->take_probabilities(s, flags, dropped, p);
+    this->compute_probabilities(s, flags, dropped, p);
     ptx::wgmma_wait<0>();
-    this->take_score_gradients(s, dp, flags, dropped, p, ds);
+    this->compute_score_gradients(s, dp, flags, dropped, p, ds);
   }
 
   __device__ __forceinline__ void issue_dq_block(DqBlock& dq, Operand ds, int block) const {

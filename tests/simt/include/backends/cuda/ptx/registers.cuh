@@ -18,7 +18,7 @@ namespace flashmask::ptx {
 
 inline uint32_t lane() { return threadIdx.x % 32; }
 inline bool is_leader() { return lane() == 0; }
-inline uint32_t lane_anew() { return lane(); }
+inline uint32_t reload_lane() { return lane(); }
 
 inline uint32_t uniform(uint32_t x, simt::Place place = simt::Place::current()) {
   return __reduce_or_sync(simt::kWholeWarp, x, place);
