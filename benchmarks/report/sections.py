@@ -112,7 +112,12 @@ def features_text(topics):
     if not found:
         return ""
     cells = [c for c in found["features"]["cells"] if c["op"] == "fwd + bwd"]
-    names = {"softcap": "with a softcap", "dropout": "with dropout", "all": "with a sink and both"}
+    names = {
+        "softcap": "with a softcap",
+        "ALiBi": "with ALiBi",
+        "dropout": "with dropout",
+        "all": "with a sink and both",
+    }
     worst = {name: max((c["over_plain"] for c in cells if c["feature"] == name), default=None) for name in names}
     times = [f"{worst[name]:.1f} times as long {said}" for name, said in names.items() if worst[name]]
     if not times:

@@ -50,13 +50,17 @@ struct Features {
   /// lse = sink. Undefined, or -inf: none.
   TensorView sink{};
   Dropout dropout{};
+  /// [heads_q] or [batch, heads_q], float32: slopes of ALiBi (arXiv:2108.12409). Scores, after softcap, are lowered by
+  /// slope * |row - key|, where a row stands at its index + q_offset, or both at the mask's positions. The slopes have
+  /// no gradient. Undefined: none.
+  TensorView alibi_slopes{};
   /// Results are parts of sums that the caller goes on adding up (attention over disjoint sets of keys): out and, in a
   /// backward, dq, dk and dv are float32 (float64 for float64) whatever q's dtype, and not rounded in between. A
   /// backward's out is that of all keys together, as its lse is, in float32 or, like dq then, in q's dtype. dout keeps
   /// q's dtype.
   bool partial_out = false;
 };
-/// Names of the features asked for: "softcap", "dropout", "sink", "partial_out".
+/// Names of the features asked for: "softcap", "dropout", "sink", "alibi_slopes", "partial_out".
 FLASHMASK_API std::vector<std::string> names(const Features& features);
 
 /// How a call is to be run. Everything has a default.

@@ -101,8 +101,8 @@ typedef struct fm_executed_tiles {
 /* Returns `bytes` bytes on the call's device, of any alignment, or NULL if it has none to give. Throws nothing. */
 typedef void* (*fm_allocate)(void* context, size_t bytes);
 
-/* Options of a call beyond its tensors. Every backend implements softcap, sink, dropout and partial_out, though
- * a set of GPU kernels may lack some of them. A field other than zero that the backend does not implement is
+/* Options of a call beyond its tensors. Every backend implements softcap, sink, dropout, alibi_slopes and partial_out,
+ * though a set of GPU kernels may lack some of them. A field other than zero that the backend does not implement is
  * FM_UNSUPPORTED, with a message that names the field. */
 typedef struct fm_options {
   uint32_t struct_size;
@@ -131,6 +131,8 @@ typedef struct fm_options {
   /* {seed, offset} of dropout's random numbers, 8-byte aligned, on `device`, where they are read while the work runs: a
    * CUDA graph draws new ones in each replay. A backward takes its forward's. Not read if dropout_p is 0. */
   const uint64_t* dropout_state;
+  fm_tensor alibi_slopes; /* float32, [heads_q] or [batch, heads_q]: scores are lowered by slope * |row - key|; see
+                             Features in attention.h */
 } fm_options;
 
 #define FM_DEVICE_CPU 0

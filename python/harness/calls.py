@@ -63,6 +63,8 @@ def ask_for(options, features):
     options.softcap, options.dropout_p, options.partial_out = features.softcap, features.dropout, features.partial
     if features.sink is not None:
         options.sink = tensor(features.sink)
+    if features.alibi_slopes is not None:
+        options.alibi_slopes = tensor(features.alibi_slopes)
     if features.state is not None:
         options.dropout_state = C.cast(features.state.data_ptr(), C.POINTER(C.c_uint64))
 

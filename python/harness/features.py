@@ -11,24 +11,34 @@ from flashmask import capi
 @dataclass
 class Features:
     """Tensors are on the calls' device. sink [heads], float32 or the tensors' dtype; softcap, 0 is none; dropout, the
-    share of weights that are dropped, with its state, int64 [2]. partial: results are float32, whatever the inputs."""
+    share of weights that are dropped, with its state, int64 [2]. partial: results are float32, whatever the inputs.
+    alibi_slopes [heads] or [batch, heads], with the distances of rows and keys, [batch or 1, 1, rows, keys]."""
 
     sink: torch.Tensor = None
     softcap: float = 0.0
     dropout: float = 0.0
     state: torch.Tensor = None
     partial: bool = False
+    alibi_slopes: torch.Tensor = None
+    distances: torch.Tensor = None
 
     def __str__(self):
         sink = None if self.sink is None else self.sink.dtype
-        return f"sink {sink}, softcap {self.softcap}, dropout {self.dropout}, partial {self.partial}"
+        return (
+            f"sink {sink}, softcap {self.softcap}, dropout {self.dropout}, partial {self.partial}, "
+            f"ALiBi {self.alibi_slopes is not None}"
+        )
 
     def result_dtype(self, dtype):
         """Dtype of out and the gradients for tensors of this dtype."""
         return torch.float32 if self.partial else dtype
 
     def capped(self, scores):
-        return self.softcap * torch.tanh(scores / self.softcap) if self.softcap else scores
+        """Scores of scaled products [batch, heads, rows, keys]."""
+        capped = self.softcap * torch.tanh(scores / self.softcap) if self.softcap else scores
+        if self.alibi_slopes is None:
+            return capped
+        return capped - (self.alibi_slopes.double()[..., None, None] * self.distances).to(scores.dtype)
 
     def slope(self, scores):
         """The derivative of capped()."""

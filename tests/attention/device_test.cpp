@@ -155,6 +155,7 @@ TEST(Cuda, FeaturesHaveKernelsOfTheirOwn) {
     expect_kernel(arch, {.softcap = 30}, ".score.dropout.sink.pos");
     expect_kernel(arch, {.dropout = {.p = 0.1}}, ".score.dropout.sink.pos");
     expect_kernel(arch, {.softcap = 30, .sink = sink}, ".score.dropout.sink.pos");
+    expect_kernel(arch, {.alibi_slopes = sink}, ".score.dropout.sink.pos");
   }
   if (has_kernels_of("sm90")) expect_kernel("sm90", {.sink = sink}, ".sink.pos");
   // Sinks and what changes the loop over tiles share one kernel of mma.sync.

@@ -179,6 +179,17 @@ TEST_F(CallErrors, Options) {
   expect_options({"stream must be null"}, {.stream = &anything, .backend = "reference"}, ErrorCode::kUnsupported);
 }
 
+TEST_F(CallErrors, SlopesOfAlibi) {
+  const std::vector<float> slopes(8);
+  call.options.features.alibi_slopes = Call<float>::view(slopes, {5});
+  expect_backward({"alibi_slopes is float32 [5]", "float32 [4]", "batch, heads_q"}, [](auto&) {});
+  call.options.features.alibi_slopes = Call<float>::view(slopes, {7, 4});
+  expect_backward({"alibi_slopes is float32 [7, 4]", ", 4]", "batch, heads_q"}, [](auto&) {});
+  call.options.features.alibi_slopes = Call<float>::view(slopes, {4});
+  call.options.features.alibi_slopes.dtype = DataType::kBFloat16;
+  expect_backward({"alibi_slopes is bfloat16 [4]", "float32 [4]"}, [](auto&) {});
+}
+
 TEST_F(CallErrors, SinkAndItsGradient) {
   const std::vector<float> logits(4);
   call.options.features.sink = Call<float>::view(logits, {5});
@@ -205,9 +216,8 @@ TEST_F(CallErrors, FeaturesAreExplained) {
     std::string name;
     Features features;
   } asked[] = {
-      {"softcap", {.softcap = 30}},
-      {"sink", {.sink = Call<float>::view(logits, {4})}},
-      {"dropout", {.dropout = {.p = 0.1}}},
+      {"softcap", {.softcap = 30}},           {"sink", {.sink = Call<float>::view(logits, {4})}},
+      {"dropout", {.dropout = {.p = 0.1}}},   {"alibi_slopes", {.alibi_slopes = Call<float>::view(logits, {4})}},
       {"partial_out", {.partial_out = true}},
   };
   for (const auto& [name, features] : asked) {

@@ -117,7 +117,12 @@ def test_arguments():
     q = torch.zeros(1, 150, 2, 8)
     with pytest.raises(TypeError, match="local is a Mask; .*LocalMask"):
         context_parallel.attention(q, q, q, Mask(150, 150))
-    for name, value in (("dropout", 0.1), ("softcap", 30.0), ("sink", torch.zeros(2))):
+    for name, value in (
+        ("dropout", 0.1),
+        ("softcap", 30.0),
+        ("sink", torch.zeros(2)),
+        ("alibi_slopes", torch.zeros(2)),
+    ):
         with pytest.raises(UnsupportedError, match=f"{name} is .*does not implement it"):
             context_parallel.attention(q, q, q, placement.mask(0), **{name: value})
 

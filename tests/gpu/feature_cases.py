@@ -22,6 +22,18 @@ def state_of(seed, offset=0):
     return torch.tensor([seed, offset], dtype=torch.int64, device=DEVICE)
 
 
+def alibi(case, by_batch=False, **more):
+    """ALiBi's slopes, one of them negative, beside other features."""
+    shape = (case.batch, case.heads) if by_batch else (case.heads,)
+    slopes = torch.rand(shape, generator=torch.Generator().manual_seed(case.seed)) / 8
+    slopes[..., 0] *= -0.1
+    offset = case.seqlen_k - case.seqlen_q if case.q_offset is None else case.q_offset
+    rows = torch.arange(case.seqlen_q, device=DEVICE)[None] + offset if case.q_pos is None else case.q_pos
+    keys = torch.arange(case.seqlen_k, device=DEVICE)[None] if case.k_pos is None else case.k_pos
+    distances = (rows.double()[:, None, :, None] - keys.double()[:, None, None]).abs()
+    return Features(alibi_slopes=slopes.to(DEVICE), distances=distances, **more)
+
+
 FEATURES = {
     "sink": lambda case: Features(sink=sink_of(case.heads)),
     "sink of the tensors' dtype": lambda case: Features(sink=2 * sink_of(case.heads, case.dtype)),
@@ -31,7 +43,11 @@ FEATURES = {
     "sink and softcap": lambda case: Features(sink=sink_of(case.heads), softcap=20.0),
     "sink and dropout": lambda case: Features(sink=sink_of(case.heads), dropout=0.5, state=state_of(2**62, 3)),
     "softcap and dropout": lambda case: Features(softcap=5.0, dropout=0.9, state=state_of(-1, 2**40)),
-    "all": lambda case: Features(sink_of(case.heads, case.dtype), 30.0, 0.1, state_of(77, 0)),
+    "ALiBi": alibi,
+    "ALiBi by batch entry, and softcap": lambda case: alibi(case, True, softcap=20.0),
+    "all": lambda case: alibi(
+        case, sink=sink_of(case.heads, case.dtype), softcap=30.0, dropout=0.1, state=state_of(77, 0)
+    ),
 }
 every_feature = pytest.mark.parametrize("feature", FEATURES)
 

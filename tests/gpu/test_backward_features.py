@@ -127,7 +127,7 @@ def test_features_over_positions(dtype, dim, dim_v):
     """The window compares positions of a packed tree."""
     positions = torch.cat([torch.arange(150), torch.arange(60, 120), torch.arange(100, 190)])
     positions = ints(positions.numpy())[None]
-    for feature in ("softcap", "all"):
+    for feature in ("softcap", "ALiBi", "sink and dropout", "softcap and dropout"):
         case = Case(
             300, 300, batch=2, heads=4, heads_kv=2, dim=dim, dim_v=dim_v, dtype=dtype, causal=True, window=(40, 0)
         )
@@ -175,7 +175,8 @@ def test_explain_names_the_kernel(dim, dim_v):
         case = featured(feature, seqlen_q=4096, seqlen_k=4096, batch=2, heads=16, dim=dim, dim_v=dim_v)
         forward, dout, dlse, ours = gradients_of(case)
         got = explained(ours, True)
-        wanted = bool(case.features.softcap or case.features.dropout)
+        features = case.features
+        wanted = bool(features.softcap or features.dropout or features.alibi_slopes is not None)
         assert (".score.dropout" in got["instance"]) == wanted, got
         assert any(name.endswith("dsink") for name in got["kernels"]) == (case.features.sink is not None), got
 

@@ -230,7 +230,8 @@ def test_explain_names_the_kernel(dim, dim_v):
         case = featured(feature, **shape)
         got = explained(call(case, case.mask()), False)
         hopper = got["arch"] == "sm90"
-        changes_loop = case.features.softcap or case.features.dropout or not hopper
+        has_scores = case.features.softcap or case.features.alibi_slopes is not None
+        changes_loop = has_scores or case.features.dropout or not hopper
         assert got["instance"].startswith(f"{got['arch']}.fwd.bf16.") and got["instance"].endswith(".sink.pos"), got
         assert (".score" in got["instance"]) == bool(changes_loop), got
         assert ".c2." in got["instance"] or not (hopper and case.features.dropout), got

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from cases import Case
+from feature_cases import alibi
 from harness.calls import Plan
 from ingredients import BF16, F16, RAGGED, dims, ints, two_intervals, types
 
@@ -127,3 +128,16 @@ def test_positions_that_are_the_indices_change_no_bit(dtype, dim, band):
         for c, forward in ((case, plain), (same, over_positions))
     ]
     cases.assert_same_gradients(*gradients, "over positions", case)
+
+
+@types
+@dims
+@pytest.mark.parametrize("causal", [True, False])
+def test_alibi_takes_positions_of_the_mask(check, causal, dtype, dim):
+    """With a band over them or not; far positions too, whose distances no float32 holds before they are taken."""
+    rng = np.random.default_rng(dim)
+    positions = {"q_pos": branches(rng, 300, 2), "k_pos": branches(rng, 261, 2)}
+    case = Case(300, 261, batch=2, heads=4, heads_kv=2, dim=dim, dtype=dtype, causal=causal, **positions)
+    check(replace(case, features=alibi(case, by_batch=True)))
+    far = replace(case, **{name: x + 2**30 + 1 for name, x in positions.items()})
+    check(replace(far, features=alibi(far)))

@@ -352,3 +352,31 @@ def test_explain(rng):
     text = explain(*inputs(rng), softcap=2.0, sink=np.zeros(HEADS, np.float32), dropout_rate=0.1, dropout_rng=STATE)
     for word in ("softcap", "sink", "dropout"):
         assert word in text, text
+
+
+@pytest.mark.parametrize("by_batch", [False, True])
+def test_alibi_is_a_bias_of_jax_nn(rng, by_batch):
+    """Also under vmap, whose mapped dimension becomes part of the batch."""
+    q, k, v = inputs(rng)
+    slopes = jnp.asarray(rng.random((len(q), HEADS) if by_batch else HEADS), jnp.float32)
+    distance = jnp.abs(jnp.arange(S)[:, None] - jnp.arange(S))
+    bias = -jnp.atleast_2d(slopes)[..., None, None] * distance
+
+    def ours(q, k, v):
+        return dot_product_attention(q, k, v, is_causal=True, alibi_slopes=slopes)
+
+    def theirs(q, k, v):
+        q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
+        k, v = (jnp.repeat(x, q.shape[2] // k.shape[2], 2) for x in (k, v))
+        return jax.nn.dot_product_attention(q, k, v, bias, is_causal=True)
+
+    douts = douts_of(rng, q)[:1]
+    loss = lambda function: lambda *x: (function(*x).astype(jnp.float32) * douts[0]).sum()
+    got = (ours(q, k, v), *jax.grad(loss(ours), (0, 1, 2))(q, k, v))
+    want = (theirs(q, k, v), *jax.grad(loss(theirs), (0, 1, 2))(q, k, v))
+    for x, y, label in zip(got, want, ("out", "dq", "dk", "dv"), strict=True):
+        assert_close(x, y, TOLERANCES[jnp.dtype(DTYPE).name], label)
+    mapped = jax.vmap(ours)(*(jnp.stack((x, 2 * x)) for x in (q, k, v)))
+    assert jnp.array_equal(mapped[0], got[0]) and jnp.array_equal(mapped[1], ours(2 * q, 2 * k, 2 * v))
+    with pytest.raises(NotImplementedError, match="the gradient of alibi_slopes is not implemented"):
+        jax.grad(lambda s: dot_product_attention(q, k, v, alibi_slopes=s).astype(jnp.float32).sum())(slopes)

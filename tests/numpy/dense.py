@@ -4,16 +4,16 @@
 import numpy as np
 
 
-def attention(q, k, v, visible, scale=None, softcap=0.0, sink=None, kept=1.0):
-    """(out, lse, probabilities, slopes) of BSHD tensors; visible, probabilities, the slopes of the softcap and what
-    dropout multiplies the probabilities by, `kept`, are [batch, heads, rows, keys]."""
+def attention(q, k, v, visible, scale=None, softcap=0.0, sink=None, kept=1.0, bias=0.0):
+    """(out, lse, probabilities, slopes) of BSHD tensors; visible, probabilities, the slopes of the softcap, `bias`, and
+    what dropout multiplies the probabilities by, `kept`, are [batch, heads, rows, keys]."""
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     group = q.shape[2] // k.shape[2]
     k, v = (np.repeat(x, group, axis=2) for x in (k, v))
     visible = np.repeat(visible, q.shape[2] // visible.shape[1], axis=1)
     scores = np.einsum("bihd,bjhd->bhij", q, k) * (q.shape[3] ** -0.5 if scale is None else scale)
     slopes = np.cosh(scores / softcap) ** -2 if softcap else np.ones_like(scores)
-    scores = np.where(visible, softcap * np.tanh(scores / softcap) if softcap else scores, -np.inf)
+    scores = np.where(visible, (softcap * np.tanh(scores / softcap) if softcap else scores) + bias, -np.inf)
     sink = np.full(q.shape[2], -np.inf) if sink is None else sink.astype(np.float64)
     highest = np.maximum(scores.max(-1, keepdims=True, initial=-np.inf), -1e300)
     highest = np.maximum(highest, sink[:, None, None])
@@ -25,9 +25,9 @@ def attention(q, k, v, visible, scale=None, softcap=0.0, sink=None, kept=1.0):
     return np.einsum("bhij,bjhd->bihd", p * kept, v), lse, p, slopes
 
 
-def gradients(dout, q, k, v, visible, dlse=None, scale=None, softcap=0.0, sink=None, kept=1.0):
+def gradients(dout, q, k, v, visible, dlse=None, scale=None, softcap=0.0, sink=None, kept=1.0, bias=0.0):
     """(dq, dk, dv), and with a sink dsink."""
-    _, lse, p, slopes = attention(q, k, v, visible, scale, softcap, sink)
+    _, lse, p, slopes = attention(q, k, v, visible, scale, softcap, sink, bias=bias)
     dout, q, k, v = (x.astype(np.float64) for x in (dout, q, k, v))
     group, scale = q.shape[2] // k.shape[2], q.shape[3] ** -0.5 if scale is None else scale
     wide_k, wide_v = (np.repeat(x, group, axis=2) for x in (k, v))

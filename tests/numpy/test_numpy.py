@@ -50,6 +50,11 @@ def check(dout, q, k, v, mask, dlse=None, **options):
     if p := options.get("dropout"):
         kept = fm.dropout_mask(options["dropout_state"], p, q.shape[0], q.shape[2], q.shape[1], k.shape[1])
         features["kept"] = kept * (65536 / (65536 - round(p * 65536)))
+    if (slopes := options.get("alibi_slopes")) is not None:
+        row = np.arange(q.shape[1]) + mask.q_offset if mask.q_pos is None else mask.q_pos
+        key = np.arange(k.shape[1]) if mask.k_pos is None else mask.k_pos
+        distance = np.abs(np.atleast_2d(row)[:, None, :, None] - np.atleast_2d(key)[:, None, None].astype(np.float64))
+        features["bias"] = -np.atleast_2d(slopes)[..., None, None] * distance
     visible = np.ones((1, 1, q.shape[1], k.shape[1]), bool) if mask is None else dense.visible(mask)
     out, lse = fm.attention(q, k, v, mask, **options)
     want_out, want_lse, *_ = dense.attention(q, k, v, visible, scale, **features)
@@ -98,7 +103,10 @@ def test_features(rng, dtype):
     mask = fm.Mask(90, 70, causal=True, window=(20, 0), q_offset=-10)
     dlse = rng.standard_normal((2, 4, 90)).astype("float64" if dtype == "float64" else "float32")
     sink = rng.standard_normal(4).astype("float32")
+    slopes = rng.standard_normal((2, 4)).astype("float32") / 8
     for features in (
+        {"alibi_slopes": slopes},
+        {"alibi_slopes": slopes.T.copy().T[0], "softcap": 3.0, "sink": sink},
         {"softcap": 1.5},
         {"sink": sink},
         {"sink": sink.astype(dtype_named(dtype)), "softcap": 20},
@@ -117,6 +125,7 @@ def test_positions(rng, batches):
     assert mask.batch == max(batches) and mask.heads == 2
     assert np.array_equal(mask.to_dense(), np.broadcast_to(dense.visible(mask), (max(batches), 2, 90, 70)))
     check(*draw(rng, 90, 70), mask)
+    check(*draw(rng, 90, 70), mask, alibi_slopes=np.array([0.25, 0.125, -0.5, 0], "float32"))
     given = {"window_size": (20, 3), "q_pos": q_pos, "k_pos": k_pos}
     dout, q, k, v = draw(rng, 90, 70)
     out, lse = fm.attention(q, k, v, mask)
@@ -243,6 +252,7 @@ def test_layouts_agree_and_gradients_have_the_memory_of_their_tensors(rng):
         ({"dropout": 0.1, "dropout_state": [1, 2]}, TypeError, "dropout_state is .*; it must be a numpy array"),
         ({"softcap": None}, TypeError, "softcap is None"),
         ({"sink": [0.0, 0.0]}, TypeError, "sink is .*; it must be a numpy array"),
+        ({"alibi_slopes": [0.0, 0.0]}, TypeError, "alibi_slopes is .*; it must be a numpy array"),
         ({"sink": np.zeros(3, np.float32)}, ValueError, r"sink is float32 \[3\]; it must be float32 \[2\]"),
         ({"window_size": (-2, 0)}, ValueError, "window_size"),
         ({"mask": np.zeros((1, 1, 8, 1), np.int32)}, ValueError, "causal is false"),

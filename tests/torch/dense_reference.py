@@ -7,15 +7,21 @@ from devices import tolerance_of
 NAMES = ("out", "lse", "dq", "dk", "dv")
 
 
-def attention(q, k, v, visible, scale=None, *, softcap=0.0, sink=None, weights=None):
+def attention(q, k, v, visible, scale=None, *, softcap=0.0, sink=None, weights=None, alibi_slopes=None, distances=None):
     """Returns (out, lse).
 
     q [..., heads_q, rows, d], k and v [..., heads_kv, keys, d], visible bool on any device, that broadcasts to the
-    scores; sink [heads_q]; weights: what the probabilities are multiplied by after the softmax.
+    scores; sink [heads_q]; weights: what the probabilities are multiplied by after the softmax; alibi_slopes [heads_q]
+    or [batch, heads_q], with distances [rows, keys], by default those of indices whose last ones meet.
     """
     q, k, v = q.double(), *(x.double().repeat_interleave(q.shape[-3] // k.shape[-3], -3) for x in (k, v))
     scores = (q @ k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
     scores = softcap * torch.tanh(scores / softcap) if softcap else scores
+    if alibi_slopes is not None:
+        rows, keys = scores.shape[-2:]
+        row, key = torch.arange(rows, device=q.device), torch.arange(keys, device=q.device)
+        distances = (row[:, None] + keys - rows - key).abs() if distances is None else distances
+        scores = scores - alibi_slopes.double()[..., None, None] * distances
     visible = visible.to(q.device).expand(scores.shape)
     seen = visible.any(-1)
     scores = scores.masked_fill(~visible, -torch.inf)

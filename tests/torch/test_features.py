@@ -18,8 +18,10 @@ FEATURES = {
     "sink of the tensors' dtype": lambda dtype: {"sink": torch.randn(HEADS).to(dtype)},
     "softcap": lambda dtype: {"softcap": 2.0},
     "dropout": lambda dtype: {"dropout": 0.3, "dropout_state": torch.tensor([5, -6])},
+    "ALiBi": lambda dtype: {"alibi_slopes": torch.rand(HEADS)},
     "all": lambda dtype: {
         "softcap": 20.0,
+        "alibi_slopes": torch.rand(HEADS),
         "sink": torch.randn(HEADS),
         "dropout": 0.1,
         "dropout_state": torch.tensor([2**62, 3]),
@@ -73,11 +75,11 @@ def kept_weights(state, p, batch, rows, keys):
     return flashmask.dropout_mask(state, p, batch, HEADS, rows, keys) * (65536 / (65536 - round(p * 65536)))
 
 
-def dense(visible, softcap=0.0, dropout=0.0, dropout_state=None):
+def dense(visible, softcap=0.0, dropout=0.0, dropout_state=None, **alibi):
     def function(q, k, v, sink=None):
         weights = kept_weights(dropout_state, dropout, len(q), q.shape[1], k.shape[1]) if dropout else None
         out, lse = dense_reference.attention(
-            *(x.transpose(1, 2) for x in (q, k, v)), visible, softcap=softcap, sink=sink, weights=weights
+            *(x.transpose(1, 2) for x in (q, k, v)), visible, softcap=softcap, sink=sink, weights=weights, **alibi
         )
         return out.transpose(1, 2), lse
 
@@ -289,6 +291,80 @@ def test_derivatives_that_are_not_there():
     with pytest.raises(flashmask.UnsupportedError, match="forward mode"):
         with torch.autograd.forward_ad.dual_level():
             call(torch.autograd.forward_ad.make_dual(sink, sink))
+
+
+# --- ALiBi --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("softcap", [0.0, 3.0])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_alibi_by_batch_entry_with_lengths_that_differ(dtype, softcap):
+    """Rows end at the last key; slopes may be negative."""
+    q, k, v = tensors(dtype)
+    q = q[:, :70]
+    slopes = torch.rand(2, HEADS) - 0.3
+    mask = masks.causal(70, S)
+    call = lambda q, k, v: flashmask_attention(
+        q, k, v, mask, alibi_slopes=slopes, softcap=softcap, return_softmax_lse=True
+    )
+    compare(call, dense(mask.to_dense(), softcap, alibi_slopes=slopes), [q, k, v])
+
+
+@pytest.mark.parametrize("q_offset", [0, -40, 33])
+def test_alibi_takes_the_masks_q_offset(q_offset):
+    slopes, row, key = torch.rand(HEADS), torch.arange(S)[:, None] + q_offset, torch.arange(S)
+    call = lambda q, k, v: flashmask_attention(
+        q, k, v, causal=True, q_offset=q_offset, alibi_slopes=slopes, return_softmax_lse=True
+    )
+    compare(call, dense(key <= row, alibi_slopes=slopes, distances=(row - key).abs()), tensors())
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_alibi_takes_the_masks_positions(causal):
+    slopes = torch.rand(HEADS)
+    row, key = (torch.randint(-50, 50, (S,), dtype=torch.int32) for _ in range(2))
+    given = {"q_pos": row[None], "k_pos": key[None], "causal": causal}
+    call = lambda q, k, v: flashmask_attention(q, k, v, alibi_slopes=slopes, return_softmax_lse=True, **given)
+    visible = (key <= row[:, None]) | (not causal)
+    compare(call, dense(visible, alibi_slopes=slopes, distances=(row[:, None] - key).abs()), tensors())
+
+
+def test_alibi_of_documents_whose_lengths_differ():
+    slopes, lengths = torch.rand(HEADS), [(60, 20), (0, 7), (30, 90)]
+    rows, keys = (sum(x) for x in zip(*lengths))
+    q, k, v = (x[0] for x in tensors(batch=1))
+    q, k, v = q[:rows], k[:keys], v[:keys]
+    out = flashmask.flashmask_varlen_func(q, k, v, [0, 60, 60, 90], [0, 20, 27, 117], alibi_slopes=slopes)
+    for q_d, k_d, v_d in zip(*(x.split(n) for x, n in zip((q, k, v), (*zip(*lengths), list(zip(*lengths))[1])))):
+        own = flashmask_attention(q_d[None], k_d[None], v_d[None], alibi_slopes=slopes)
+        assert_close(out[: len(q_d)], own[0], tolerance=tolerance_of("out", out.dtype))
+        out = out[len(q_d) :]
+    with pytest.raises(ValueError, match="alibi_slopes is float32"):
+        flashmask.flashmask_varlen_func(q, k, v, [0, 60, 90], [0, 20, 117], alibi_slopes=torch.rand(2, HEADS))
+
+
+def test_a_scale_of_zero_leaves_the_biases():
+    slopes, q, k, v = torch.rand(HEADS), *tensors()
+    got = flashmask_attention(q, k, v, softmax_scale=0.0, alibi_slopes=slopes)
+    want, _ = dense(torch.ones(S, S, dtype=torch.bool), alibi_slopes=slopes)(torch.zeros_like(q), k, v)
+    assert_close(got, want, tolerance=tolerance_of("out", got.dtype))
+
+
+def test_slopes_that_require_a_gradient_are_refused():
+    slopes = torch.rand(HEADS, requires_grad=True)
+    with pytest.raises(flashmask.UnsupportedError, match="alibi_slopes requires a gradient"):
+        flashmask_attention(*tensors(), alibi_slopes=slopes)
+    with torch.no_grad():
+        flashmask_attention(*tensors(), alibi_slopes=slopes.detach())
+
+
+@pytest.mark.parametrize("shape", [(HEADS,), (2, HEADS)])
+def test_vmap_takes_shared_slopes(shape):
+    q, k, v = (torch.stack((x, 2 * x)) for x in tensors())
+    slopes = torch.rand(shape)
+    call = lambda q, k, v: flashmask_attention(q, k, v, alibi_slopes=slopes)
+    got = torch.func.vmap(call)(q, k, v)
+    assert torch.equal(got[1], call(q[1], k[1], v[1]))
 
 
 # --- Dropout ------------------------------------------------------------------------------------------------

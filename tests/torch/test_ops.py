@@ -87,11 +87,12 @@ def feature(name, heads=4, rows=70, keys=90):
         "dropout_state": lambda: torch.zeros(2, dtype=torch.int64, device=DEVICE),
         "dropout_p": lambda: 0.1,
         "softcap": lambda: 30.0,
+        "alibi_slopes": lambda: torch.zeros(heads, device=DEVICE),
     }
     return values[name]()
 
 
-FEATURES = ("sink", "q_pos", "k_pos", "dropout_state", "dropout_p", "softcap")
+FEATURES = ("sink", "q_pos", "k_pos", "dropout_state", "dropout_p", "softcap", "alibi_slopes")
 PLAIN = (None, None, None, None, False, None, -1, -1, False, "auto")
 
 

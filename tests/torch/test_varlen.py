@@ -193,11 +193,7 @@ def test_grouped_heads_over_tiles():
 
 
 @pytest.mark.parametrize(
-    "argument,name",
-    [
-        ({"alibi_slopes": torch.ones(2, device=DEVICE)}, "alibi_slopes"),
-        ({"block_table": torch.zeros(1, 1, dtype=torch.int32, device=DEVICE)}, "block_table"),
-    ],
+    "argument,name", [({"block_table": torch.zeros(1, 1, dtype=torch.int32, device=DEVICE)}, "block_table")]
 )
 def test_unsupported_arguments(argument, name):
     q, k, v, _, _ = make(7, 8, 8)

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <initializer_list>
 
 #include "flashmask/builders.h"
@@ -41,9 +42,20 @@ constexpr Words<SinkKind, 3> kSink{
     {{SinkKind::kNone, "none"}, {SinkKind::kFloat32, "float32"}, {SinkKind::kOwn, "own"}}};
 constexpr Words<Positions, 3> kPositions{
     {{Positions::kNone, "none"}, {Positions::kShared, "shared"}, {Positions::kEach, "each"}}};
+constexpr Words<AlibiKind, 3> kAlibi{
+    {{AlibiKind::kNone, "none"}, {AlibiKind::kShared, "shared"}, {AlibiKind::kEach, "each"}}};
 constexpr Words<bool, 2> kYesNo{{{false, "no"}, {true, "yes"}}};
 
 using Text = std::string_view;
+
+/// Slopes between 2^-8 and 1, as the paper has them.
+Tensor draw_slopes(const Case& c, Random& random) {
+  const bool each = c.features.alibi == AlibiKind::kEach;
+  Tensor slopes = each ? Tensor::contiguous(DataType::kFloat32, {c.batch, c.heads_q})
+                       : Tensor::contiguous(DataType::kFloat32, {c.heads_q});
+  slopes.fill([&] { return std::exp2(-8 * random.real()); });
+  return slopes;
+}
 
 Tensor draw_sink(const Case& c, Random& random) {
   Tensor sink = Tensor::contiguous(c.sink_dtype(), {c.heads_q});
@@ -65,17 +77,26 @@ constexpr CaseFeature kCaseFeatures[] = {
      [](const CaseFeatures& f) { return fmt::format("{}", f.dropout); },
      [](CaseFeatures& f, Text key, Text value) { f.dropout = finite(key, value); }, 20,
      [](Random& random, CaseFeatures& f) { f.dropout = 0.9 * random.real(); }},
+    {"alibi", "alibi_slopes", [](const CaseFeatures& f) { return f.alibi != AlibiKind::kNone; },
+     [](const CaseFeatures& f) { return std::string(word(kAlibi, f.alibi)); },
+     [](CaseFeatures& f, Text key, Text value) { f.alibi = value_of(kAlibi, key, value); }, 20,
+     [](Random& random, CaseFeatures& f) { f.alibi = random.flip() ? AlibiKind::kShared : AlibiKind::kEach; },
+     // The oracle's mask is dense, in which rows stand at the bottom right; a causal one is drawn with a q_offset.
+     [](const Case& c) { return !c.q_offset && c.seqlen_q == c.seqlen_k && c.family != "causal"; },
+     &Features::alibi_slopes, draw_slopes},
     {"positions", "positions", [](const CaseFeatures& f) { return f.positions != Positions::kNone; },
      [](const CaseFeatures& f) { return std::string(word(kPositions, f.positions)); },
      [](CaseFeatures& f, Text key, Text value) { f.positions = value_of(kPositions, key, value); }, 25,
      [](Random& random, CaseFeatures& f) { f.positions = random.flip() ? Positions::kShared : Positions::kEach; },
-     [](const Case& c) { return !c.q_offset; }},
+     [](const Case& c) { return !c.q_offset && c.features.alibi == AlibiKind::kNone; }},
     // Not every backend has partial results beside scores or weights of another kind.
     {"partial", "partial_out", [](const CaseFeatures& f) { return f.partial; },
      [](const CaseFeatures&) { return std::string(word(kYesNo, true)); },
      [](CaseFeatures& f, Text key, Text value) { f.partial = value_of(kYesNo, key, value); }, 20,
      [](Random&, CaseFeatures& f) { f.partial = true; },
-     [](const Case& c) { return c.features.softcap == 0 && c.features.dropout == 0; }},
+     [](const Case& c) {
+       return c.features.softcap == 0 && c.features.dropout == 0 && c.features.alibi == AlibiKind::kNone;
+     }},
 };
 
 }  // namespace
@@ -96,16 +117,33 @@ const std::vector<CaseFeatures>& covering_combinations() {
   return all;
 }
 
+namespace {
+
+/// A head's slope; 0 without any.
+float slope_of(const Problem& problem, int64_t b, int64_t h) {
+  const auto found = std::ranges::find(problem.tensors, &Features::alibi_slopes, &FeatureTensor::member);
+  if (found == problem.tensors.end()) return 0;
+  const TensorView& slopes = found->tensor.view();
+  return static_cast<const float*>(
+      slopes.data)[(slopes.rank == 2 ? b * slopes.stride[0] : 0) + h * slopes.stride[slopes.rank - 1]];
+}
+
+}  // namespace
+
 Features numbers(const CaseFeatures& features) {
   return {.softcap = features.softcap, .dropout = {.p = features.dropout}, .partial_out = features.partial};
 }
 
-std::function<numerics::PlainScore(float, int64_t, int64_t)> plain_score(const Problem& problem, int64_t, int64_t) {
-  const auto softcap = static_cast<float>(problem.c.features.softcap);
-  if (softcap == 0) return {};
-  return [softcap](float scaled, int64_t, int64_t) {
+std::function<numerics::PlainScore(float, int64_t, int64_t)> plain_score(const Problem& problem, int64_t b, int64_t h) {
+  const Case& c = problem.c;
+  const auto softcap = static_cast<float>(c.features.softcap);
+  if (softcap == 0 && c.features.alibi == AlibiKind::kNone) return {};
+  const float slope = slope_of(problem, b, h);
+  return [softcap, slope, offset = c.seqlen_k - c.seqlen_q](float scaled, int64_t row, int64_t key) {
+    const float bias = -slope * static_cast<float>(std::abs(row + offset - key));
+    if (softcap == 0) return numerics::PlainScore{scaled + bias, 1};
     const float x = scaled / softcap, cosh = std::cosh(x);
-    return numerics::PlainScore{softcap * std::tanh(x), 1 / (cosh * cosh)};
+    return numerics::PlainScore{softcap * std::tanh(x) + bias, 1 / (cosh * cosh)};
   };
 }
 
@@ -123,6 +161,7 @@ std::vector<std::string> refused_features(const std::string& backend) {
   ask(args, {.softcap = 30});
   ask(args, {.sink = undefined_memory(DataType::kFloat32, {1}, device)});
   ask(args, {.dropout = {.p = 0.1}});
+  ask(args, {.alibi_slopes = undefined_memory(DataType::kFloat32, {1}, device)});
   ForwardArgs partial = args;
   partial.out.dtype = DataType::kFloat32;
   ask(partial, {.partial_out = true});

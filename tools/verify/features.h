@@ -17,6 +17,9 @@ namespace flashmask::verify {
 /// The dtype of the sinks, if there are any.
 enum class SinkKind { kNone, kFloat32, kOwn };
 
+/// ALiBi's slopes: none, a vector for all batch entries, or each entry's own.
+enum class AlibiKind { kNone, kShared, kEach };
+
 /// The mask's positions of rows and keys: none, shared by all batch entries, or each entry's own.
 enum class Positions { kNone, kShared, kEach };
 
@@ -25,6 +28,7 @@ struct CaseFeatures {
   SinkKind sink = SinkKind::kNone;
   double softcap = 0;
   double dropout = 0;
+  AlibiKind alibi = AlibiKind::kNone;
   Positions positions = Positions::kNone;
   bool partial = false;  ///< partial_out
   bool operator==(const CaseFeatures&) const = default;

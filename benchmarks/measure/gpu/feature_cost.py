@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cost of sinks, softcap and dropout: their calls' time over the plain call's, in one run, at every kernel's head dims.
+"""Cost of sinks, softcap, ALiBi and dropout: their calls' time over the plain call's, at every kernel's head dims.
 
-In bfloat16; the softcap also in float16, which has a tanh of its own.
+In one run, in bfloat16; the softcap also in float16, which has a tanh of its own.
 """
 
 from itertools import product
@@ -32,6 +32,7 @@ def asked(heads, dtype):
         "plain": NONE,
         "sink": Features(sink=sink),
         "softcap": Features(softcap=SOFTCAP),
+        "ALiBi": Features(alibi_slopes=torch.exp2(-8 * torch.rand(heads, device="cuda"))),
         "dropout": Features(dropout=DROPOUT, state=state),
         "all": Features(sink, SOFTCAP, DROPOUT, state),
     }

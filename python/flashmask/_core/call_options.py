@@ -81,6 +81,18 @@ sink: [heads_q], float32 or the dtype of the queries: of each head the score of 
     Option("allocate_context", C.c_void_p),
     Option("kernels", C.c_char_p),
     Option("dropout_state", C.POINTER(C.c_uint64)),
+    Option(
+        "alibi_slopes",
+        capi.Tensor,
+        None,
+        None,
+        """\
+alibi_slopes: float32 [heads_q] or [batch, heads_q]: scores, scaled and capped, are lowered by slope * |row - key|, as
+    in ALiBi (arXiv:2108.12409), where a row stands at its index + q_offset, or both at q_pos and k_pos. No gradient
+    flows to the slopes.""",
+        feature=True,
+        shape="[heads_q] or [batch, heads_q]",
+    ),
 )
 _READERS = {option.name: option.read for option in OPTIONS if option.read}
 # Features as the operators of torch and JAX take them: tensors, numbers, flags.

@@ -41,6 +41,7 @@ def dot_product_attention(
     bias: None = None,
     softcap: float | None = 0.0,
     sink: ArrayLike | None = None,
+    alibi_slopes: ArrayLike | None = None,
     dropout_rate: float = 0.0,
     dropout_rng: Any = None,
     deterministic: bool = True,
@@ -64,6 +65,7 @@ def dot_product_attention(
         None is 0.
     {sink}
         Differentiable, as query, key and value are.
+    {alibi_slopes}
     dropout_rate: the share of the attention weights that are set to zero at random, a number in [0, 1); the others are
         scaled by 1 / (1 - dropout_rate). Rounded to 16 bits. The residual is over all weights.
     dropout_rng: a key of jax.random; or a state, a seed and an offset as the other frontends take it: uint32 [2, 2],
@@ -92,6 +94,7 @@ def dot_product_attention(
         bias,
         softcap,
         sink,
+        alibi_slopes,
         dropout_rate,
         dropout_rng,
         deterministic,
@@ -118,6 +121,7 @@ def read_call(
     bias: Any,
     softcap: Any,
     sink: Any,
+    alibi_slopes: Any,
     dropout_rate: Any,
     dropout_rng: Any,
     deterministic: Any,
@@ -138,7 +142,7 @@ def read_call(
         )
         _check_mask(mask, q, k)
     options = _options(scale, deterministic, backend, softcap, dropout_rate)
-    return options, (q, k, v), mask, _features(sink, options.dropout_p, dropout_rng)
+    return options, (q, k, v), mask, _features(sink, alibi_slopes, options.dropout_p, dropout_rng)
 
 
 def _array(name: str, x: Any) -> jax.Array:
@@ -161,11 +165,12 @@ def _options(scale: Any, deterministic: Any, backend: Any, softcap: Any, dropout
     )
 
 
-def _features(sink: Any, dropout_p: float, dropout_rng: Any) -> Any:
+def _features(sink: Any, alibi_slopes: Any, dropout_p: float, dropout_rng: Any) -> Any:
     if dropout_p != 0 and dropout_rng is None:
         raise ValueError(f"dropout_rate is {dropout_p} and dropout_rng is missing; it must be a key of jax.random")
     return Features(
         sink=None if sink is None else jnp.asarray(sink),
+        alibi_slopes=None if alibi_slopes is None else jnp.asarray(alibi_slopes),
         dropout_state=None if dropout_p == 0 else state_of(dropout_rng),
     )
 

@@ -28,6 +28,7 @@ def attention(
     threads: int = 0,
     softcap: float = 0.0,
     sink: Array | None = None,
+    alibi_slopes: Array | None = None,
     q_pos: Array | None = None,
     k_pos: Array | None = None,
     dropout: float = 0.0,
@@ -48,6 +49,7 @@ def attention(
     threads: the most threads to use; 0: OpenMP's default. The result does not depend on it.
     {softcap}
     {sink}
+    {alibi_slopes}
     {dropout_p}
     dropout_state: int64 or uint64 [2], a seed and an offset, which select the dropped weights (dropout_mask); the
         backward takes the same state. Needed for dropout.
@@ -60,7 +62,7 @@ def attention(
     """
     q, k, v = in_bshd(layout, q=q, k=k, v=v)
     call_mask = as_mask(mask, q, k, causal, window_size, q_offset, block_mask, q_pos, k_pos)
-    options = read_options(softmax_scale, backend, threads, softcap, sink, dropout, dropout_state)
+    options = read_options(softmax_scale, backend, threads, softcap, sink, alibi_slopes, dropout, dropout_state)
     out, lse = ctypes_calls.forward(Numpy, q, k, v, call_mask, **options)
     return in_layout(layout, out), lse
 
@@ -86,6 +88,7 @@ def attention_backward(
     threads: int = 0,
     softcap: float = 0.0,
     sink: Array | None = None,
+    alibi_slopes: Array | None = None,
     q_pos: Array | None = None,
     k_pos: Array | None = None,
     dropout: float = 0.0,
@@ -102,7 +105,7 @@ def attention_backward(
     """
     dout, q, k, v, out = in_bshd(layout, dout=dout, q=q, k=k, v=v, out=out)
     call_mask = as_mask(mask, q, k, causal, window_size, q_offset, block_mask, q_pos, k_pos)
-    options = read_options(softmax_scale, backend, threads, softcap, sink, dropout, dropout_state)
+    options = read_options(softmax_scale, backend, threads, softcap, sink, alibi_slopes, dropout, dropout_state)
     lse = checked_array("lse", lse)
     dlse = None if dlse is None else checked_array("dlse", dlse)
     gradients = ctypes_calls.backward(Numpy, dout, dlse, q, k, v, out, lse, call_mask, **options)
@@ -110,7 +113,14 @@ def attention_backward(
 
 
 def read_options(
-    softmax_scale: Any, backend: Any, threads: Any, softcap: Any, sink: Any, dropout: Any, dropout_state: Any
+    softmax_scale: Any,
+    backend: Any,
+    threads: Any,
+    softcap: Any,
+    sink: Any,
+    alibi_slopes: Any,
+    dropout: Any,
+    dropout_state: Any,
 ) -> dict[str, Any]:
     """Options as ctypes_calls takes them."""
     p = arguments.share("dropout", dropout)
@@ -119,6 +129,7 @@ def read_options(
     return {
         **call_options.read(softmax_scale=softmax_scale, backend=backend, threads=threads, softcap=softcap),
         "sink": None if sink is None else checked_array("sink", sink),
+        "alibi_slopes": None if alibi_slopes is None else checked_array("alibi_slopes", alibi_slopes),
         "dropout_p": p,
         "dropout_state": None if dropout_state is None else checked_state(dropout_state),
     }

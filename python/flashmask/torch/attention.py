@@ -34,6 +34,7 @@ class AttentionKeywords(TypedDict, total=False):
     max_ctas: int
     softcap: float
     sink: torch.Tensor | None
+    alibi_slopes: torch.Tensor | None
     q_pos: torch.Tensor | None
     k_pos: torch.Tensor | None
     dropout_state: torch.Tensor | None
@@ -97,6 +98,7 @@ def flashmask_attention(
     max_ctas: int = 0,
     softcap: float = 0.0,
     sink: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
     q_pos: torch.Tensor | None = None,
     k_pos: torch.Tensor | None = None,
     dropout_state: torch.Tensor | None = None,
@@ -130,6 +132,7 @@ def flashmask_attention(
     {softcap}
     {sink}
         Differentiable, as query, key and value are.
+    {alibi_slopes}
     {dropout_p}
     dropout_state: int64 [2] on query's device, a seed and an offset, which say what is dropped (dropout_mask); None:
         drawn from torch's default generator there. The backward drops the same.
@@ -150,8 +153,8 @@ def flashmask_attention(
         given = dropout_state, fixed_seed_offset, rng_name, training, return_seed_offset
         dropout, dropout_state = read_as_paddle(query, dropout, *given)
     features = ()
-    if dropout != 0 or softcap != 0 or sink is not None:
-        features = read_features(query, dropout, dropout_state, softcap=softcap, sink=sink)
+    if dropout != 0 or softcap != 0 or sink is not None or alibi_slopes is not None:
+        features = read_features(query, dropout, dropout_state, softcap=softcap, sink=sink, alibi_slopes=alibi_slopes)
     mask = call_mask(
         query, key, value, startend_row_indices, causal, window_size, q_offset, block_mask, layout, q_pos, k_pos
     )

@@ -28,7 +28,7 @@ class VarlenKeywords(TypedDict, total=False):
     causal: bool
     window_size: Window
     softcap: float
-    alibi_slopes: None
+    alibi_slopes: torch.Tensor | None
     deterministic: bool | None
     block_table: None
     backend: Backend
@@ -93,7 +93,7 @@ def flashmask_varlen_func(
     causal: bool = False,
     window_size: Window = (-1, -1),
     softcap: float = 0.0,
-    alibi_slopes: None = None,
+    alibi_slopes: torch.Tensor | None = None,
     deterministic: bool | None = None,
     return_attn_probs: bool = False,
     return_softmax_lse: bool = False,
@@ -121,7 +121,9 @@ def flashmask_varlen_func(
         deterministic: True: the same gradient bits in every run. None follows
             torch.are_deterministic_algorithms_enabled().
         return_softmax_lse, return_attn_probs: either one returns lse too. Probabilities are never made.
-        alibi_slopes, block_table: only None.
+        alibi_slopes: (heads_q,) or (1, heads_q), float32: scores are lowered by slope * |i + m - n - key| in a document
+            of n rows and m keys, aligned as causal is. flash-attn's (batch, heads_q) raises ValueError.
+        block_table: only None.
         dropout_p: dropout in flashmask_attention; rows and keys are the packed batch's.
         softcap, sink, dropout_state, backend, max_ctas: as in flashmask_attention.
 
@@ -130,17 +132,19 @@ def flashmask_varlen_func(
         float64 inputs). A row that sees no key has out 0 and lse -inf (with a sink, the sink).
 
     Raises:
-        UnsupportedError: alibi_slopes or block_table is given, or no backend takes the call.
+        UnsupportedError: block_table is given, or no backend takes the call.
         ValueError, TypeError: an argument is wrong.
 
     Each call makes its own mask and plan. To share them among the layers of a model, make the mask once with
     varlen_mask and call flashmask_attention(q[None], k[None], v[None], mask).
     """
-    arguments.refuse_unsupported(alibi_slopes=(alibi_slopes, None), block_table=(block_table, None))
+    arguments.refuse_unsupported(block_table=(block_table, None))
     tensor_arguments.check_tensors("(total tokens, heads, head_dim)", q=q, k=k, v=v)
     cu_q, cu_k = _both_cu_seqlens(cu_seqlens_q, cu_seqlens_k, q.shape[0], k.shape[0], q.device)
     tensor_arguments.check_one_device(q=q, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
     mask = _mask(cu_q, cu_k, q.shape[0], k.shape[0], *_window(window_size, causal))
+    if alibi_slopes is not None and cu_q is not cu_k:
+        mask = _with_positions(mask, cu_q, cu_k)
     out, lse = flashmask_attention(
         q[None],
         k[None],
@@ -153,6 +157,7 @@ def flashmask_varlen_func(
         max_ctas=max_ctas,
         softcap=softcap,
         sink=sink,
+        alibi_slopes=alibi_slopes,
         dropout=arguments.share("dropout_p", dropout_p),
         dropout_state=dropout_state,
     )
@@ -205,6 +210,22 @@ def _mask(cu_q: torch.Tensor, cu_k: torch.Tensor, total_q: int, total_k: int, le
     return Mask(seqlen_q=total_q, seqlen_k=total_k, bounds=bounds[None, None])
 
 
+def _with_positions(mask: Mask, cu_q: torch.Tensor, cu_k: torch.Tensor) -> Mask:
+    """The mask with positions at which the last row of each document stands at the document's last key."""
+    row = torch.arange(mask.seqlen_q, device=cu_q.device)
+    shift = cu_k[1:] - cu_q[1:]
+    document = torch.searchsorted(cu_q[1:], row, right=True)
+    q_pos = row + torch.cat((shift, shift.new_zeros(1)))[document]
+    k_pos = torch.arange(mask.seqlen_k, dtype=torch.int32, device=cu_k.device)
+    return Mask(
+        seqlen_q=mask.seqlen_q,
+        seqlen_k=mask.seqlen_k,
+        bounds=mask.bounds,
+        q_pos=q_pos.to(torch.int32)[None],
+        k_pos=k_pos[None],
+    )
+
+
 def _window(window_size: Window, causal: bool) -> tuple[int, int]:
     """(left, right) with causal folded in; -1 is unbounded."""
     left, right = arguments.window("window_size", window_size) or (-1, -1)
@@ -216,7 +237,9 @@ def _both_cu_seqlens(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns both as int64 (documents + 1,), contiguous; one tensor twice if they are the same."""
     cu_q = _cu_seqlens("cu_seqlens_q", cu_seqlens_q, total_q, "query rows", device)
-    if cu_seqlens_k is cu_seqlens_q and total_k == total_q:
+    are_lists = isinstance(cu_seqlens_q, list) and isinstance(cu_seqlens_k, list)
+    is_one = cu_seqlens_k is cu_seqlens_q or are_lists and cu_seqlens_k == cu_seqlens_q
+    if is_one and total_k == total_q:
         return cu_q, cu_q
     cu_k = _cu_seqlens("cu_seqlens_k", cu_seqlens_k, total_k, "keys", device)
     if cu_q.shape != cu_k.shape:

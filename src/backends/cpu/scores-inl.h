@@ -12,10 +12,13 @@
 
 #include <hwy/highway.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 
 #include "backends/cpu/simd-inl.h"
 #include "backends/cpu/softmax-inl.h"
+#include "call/alibi.h"
 #include "call/problem.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -50,11 +53,8 @@ HWY_INLINE Capped capped(Vec score, float softcap) {
   return {hn::Mul(hn::Set(kFloats, softcap), hn::CopySign(tanh, x)), hn::Mul(rest, hn::Sub(two, rest))};
 }
 
-/// Turns the scaled products of a panel into scores, in place; the derivatives, if there are any, go to `slopes`, if
-/// that is somewhere.
-void transform_scores(const Problem& p, const PanelPlace&, int64_t count, Rows scores, Rows slopes) {
-  const auto softcap = static_cast<float>(p.features.softcap);
-  if (softcap == 0) return;
+/// Caps the scores of a panel in place; the derivatives go to `slopes`, if that is somewhere.
+void cap_scores(float softcap, int64_t count, Rows scores, Rows slopes) {
   for (int64_t n = 0; n < count; ++n, scores.at += scores.stride) {
     for (int64_t at = 0; at < kWidth; at += kLanes) {
       const Capped c = capped(hn::Load(kFloats, scores.at + at), softcap);
@@ -62,6 +62,27 @@ void transform_scores(const Problem& p, const PanelPlace&, int64_t count, Rows s
       if (slopes.at) hn::Store(c.slope, kFloats, slopes.at + n * slopes.stride + at);
     }
   }
+}
+
+/// Adds the biases of ALiBi to the scores of a panel. Lanes past the sequence's end get the last position's.
+void add_biases(const Problem& p, const PanelPlace& place, int64_t count, Rows scores) {
+  const Alibi alibi(p, place.b, place.h);
+  const auto row = [&](int64_t n) { return alibi.row(std::min(place.row + n, p.seqlen_q - 1)); };
+  const auto key = [&](int64_t n) { return alibi.key(std::min(place.key + n, p.seqlen_k - 1)); };
+  int64_t lanes[kWidth];
+  for (int64_t at = 0; at < kWidth; ++at) lanes[at] = place.lanes_are_keys ? key(at) : row(at);
+  const auto slope = static_cast<float>(alibi.slope());
+  for (int64_t n = 0; n < count; ++n, scores.at += scores.stride) {
+    const int64_t other = place.lanes_are_keys ? row(n) : key(n);
+    for (int64_t at = 0; at < kWidth; ++at) scores.at[at] -= slope * static_cast<float>(std::abs(lanes[at] - other));
+  }
+}
+
+/// Turns the scaled products of a panel into scores, in place; the derivatives, if there are any, go to `slopes`, if
+/// that is somewhere.
+void transform_scores(const Problem& p, const PanelPlace& place, int64_t count, Rows scores, Rows slopes) {
+  if (p.features.softcap != 0) cap_scores(static_cast<float>(p.features.softcap), count, scores, slopes);
+  if (p.features.alibi_slopes.defined()) add_biases(p, place, count, scores);
 }
 
 }  // namespace flashmask::cpu::HWY_NAMESPACE

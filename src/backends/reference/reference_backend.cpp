@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "call/alibi.h"
 #include "call/backend.h"
 #include "call/sink_and_dropout.h"
 #include "common/element.h"
@@ -82,11 +83,11 @@ int64_t visible_rows(const Problem& p, int64_t b) {
 struct Score {
   double value, slope;
 };
-Score score_of(const Problem& p, const double* q, const double* k) {
+Score score_of(const Problem& p, const double* q, const double* k, double bias) {
   const double scaled = p.softmax_scale * dot(q, k, p.head_dim), softcap = p.features.softcap;
-  if (softcap == 0) return {scaled, p.softmax_scale};
+  if (softcap == 0) return {scaled + bias, p.softmax_scale};
   const double cosh = std::cosh(scaled / softcap);
-  return {softcap * std::tanh(scaled / softcap), p.softmax_scale / (cosh * cosh)};
+  return {softcap * std::tanh(scaled / softcap) + bias, p.softmax_scale / (cosh * cosh)};
 }
 
 void forward(const Problem& p) {
@@ -98,6 +99,7 @@ void forward(const Problem& p) {
       const double sink = sink_of(p, h);
       const bool has_sink = sink != -kInfinity;
       const DropoutSource dropout(p, b, h);
+      const Alibi alibi(p, b, h);
       std::vector<double> out(static_cast<std::size_t>(p.seqlen_q * p.head_dim_v), 0.0),
           score(static_cast<std::size_t>(p.seqlen_k));
       for (int64_t i = 0; i < p.seqlen_q; ++i) {
@@ -106,7 +108,7 @@ void forward(const Problem& p) {
         for (int64_t j = 0; j < p.seqlen_k; ++j) {
           if (!visible[i * p.seqlen_k + j]) continue;
           sees = true;
-          score[j] = score_of(p, &q[i * p.head_dim], &k[j * p.head_dim]).value;
+          score[j] = score_of(p, &q[i * p.head_dim], &k[j * p.head_dim], alibi.bias(i, j)).value;
           largest = std::fmax(largest, score[j]);
         }
         if (has_sink) sum += std::exp(sink - largest);
@@ -137,6 +139,7 @@ void backward(const Problem& p) {
                                   dout = load_head(p.dout, b, h);
         const double sink = sink_of(p, h);
         const DropoutSource dropout(p, b, h);
+        const Alibi alibi(p, b, h);
         const std::vector<uint8_t> visible = visible_matrix(p, b, h);
         std::vector<double> dq(q.size(), 0.0);
         for (int64_t i = 0; i < p.seqlen_q; ++i) {
@@ -149,7 +152,7 @@ void backward(const Problem& p) {
           if (sink != -kInfinity) dsink[static_cast<std::size_t>(h)] -= std::exp(sink - lse) * delta;
           for (int64_t j = 0; j < p.seqlen_k; ++j) {
             if (!visible[i * p.seqlen_k + j]) continue;
-            const Score score = score_of(p, &q[i * p.head_dim], &k[j * p.head_dim]);
+            const Score score = score_of(p, &q[i * p.head_dim], &k[j * p.head_dim], alibi.bias(i, j));
             const double prob = std::exp(score.value - lse);
             const double factor = dropout.keeps(i, j) ? dropout.scale() : 0;  // scales the weight of v
             const double dprob = factor * dot(dout_row, &v[j * p.head_dim_v], p.head_dim_v);

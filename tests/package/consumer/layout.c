@@ -87,7 +87,8 @@ AT(fm_options, allocate, 184);
 AT(fm_options, allocate_context, 192);
 AT(fm_options, kernels, 200);
 AT(fm_options, dropout_state, 208);
-ENDS_WITH(fm_options, dropout_state);
+AT(fm_options, alibi_slopes, 216);
+ENDS_WITH(fm_options, alibi_slopes);
 
 AT(fm_forward_args, struct_size, 0);
 AT(fm_forward_args, reserved, 4);

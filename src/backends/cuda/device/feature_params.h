@@ -68,6 +68,24 @@ struct PositionParams {
 #endif
 };
 
+/// ALiBi: scores are lowered by slope * |row - key|. Kernels add it in the scores' unit.
+struct AlibiParams {
+  const float* slopes;                  ///< null: none
+  uint32_t batch_stride, head_stride;   ///< in elements
+  float per_unit;                       ///< 1 / the scores' unit
+  const int32_t *q_pos, *k_pos;         ///< batch entry 0's; null: indices, and q_offset for rows
+  uint32_t q_pos_stride, k_pos_stride;  ///< between batch entries of the call
+  int32_t last_row, last_key;
+
+#if defined(__CUDACC__)
+  __device__ __forceinline__ bool is_set() const { return slopes != nullptr; }
+  /// Index of a head's slope.
+  __device__ __forceinline__ uint32_t index(uint32_t batch, uint32_t head) const {
+    return batch * batch_stride + head * head_stride;
+  }
+#endif
+};
+
 /// Parameters of a call's features for kernels. All threads agree on which features the call has.
 struct FeatureParams {
   SoftcapParams softcap;
@@ -80,6 +98,7 @@ struct FeatureParams {
 /// that a score that needs one more leaves their machine code alone.
 struct ScoreParams {
   int32_t q_offset;  ///< key position of row 0, see MaskView
+  AlibiParams alibi;
 };
 
 }  // namespace flashmask::cuda

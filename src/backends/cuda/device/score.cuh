@@ -5,6 +5,7 @@
 
 #include "backends/cuda/device/feature_params.h"
 #include "backends/cuda/device/softcap.cuh"
+#include "backends/cuda/ptx/registers.cuh"
 
 namespace flashmask::cuda {
 
@@ -46,7 +47,38 @@ struct ProductScore {
   __device__ __forceinline__ void transform(float (&)[kScores], const MakePlaces&) const {}
 };
 
-/// Scores of the call's features: the tanh of a softcap, if it has one. Element is that of Q and K.
+/// Lowers a fragment's scores by ALiBi's slope * |row - key|.
+template <int kScores, typename Places>
+__device__ __forceinline__ void add_biases(const ScoreParams& p, uint32_t batch, uint32_t head, const Places& places,
+                                           float (&s)[kScores]) {
+  const float slope = __ldg(p.alibi.slopes + p.alibi.index(batch, head)) * p.alibi.per_unit;
+  const float first = slope * static_cast<float>(places.first.row - places.first.key + p.q_offset);
+#pragma unroll
+  for (int i = 0; i < kScores; ++i) {
+    const auto step = static_cast<float>(Places::step(i).row - Places::step(i).key);
+    s[i] -= copysignf(__fmaf_rn(slope, step, first), slope);
+  }
+}
+/// Likewise where the mask has positions; scores past the ends take the last ones. Reads all anew for each score:
+/// kernels have no registers to keep it in.
+template <int kScores, typename MakePlaces>
+__device__ __forceinline__ void add_position_biases(const AlibiParams& p, uint32_t batch, uint32_t head,
+                                                    const MakePlaces& places, float (&s)[kScores]) {
+#pragma unroll
+  for (int i = 0; i < kScores; ++i) {
+    const auto all = places();
+    const int32_t row = min(all.first.row + all.step(i).row, p.last_row),
+                  key = min(all.first.key + all.step(i).key, p.last_key),
+                  q_pos = ptx::load_here(p.q_pos, batch * p.q_pos_stride + row),
+                  k_pos = ptx::load_here(p.k_pos, batch * p.k_pos_stride + key);
+    const uint32_t distance = static_cast<uint32_t>(max(q_pos, k_pos)) - static_cast<uint32_t>(min(q_pos, k_pos));
+    const float slope = ptx::load_here(p.slopes, p.index(batch, head)) * p.per_unit;
+    s[i] = __fmaf_rn(-slope, static_cast<float>(distance), s[i]);
+  }
+}
+
+/// Scores of the call's features: the tanh of a softcap, then the biases of ALiBi, whichever it has, but not both over
+/// positions. Element is that of Q and K.
 template <typename Element>
 class FeatureScore {
  public:
@@ -54,29 +86,47 @@ class FeatureScore {
   const ScoreForm form;
 
   template <typename Params>
-  __device__ __forceinline__ FeatureScore(const Params& p, uint32_t, uint32_t)
-      : form(p.features.softcap.is_set() ? ScoreForm::kOther : ScoreForm::kProducts), softcap_(p.features.softcap) {}
+  __device__ __forceinline__ FeatureScore(const Params& p, uint32_t batch, uint32_t head)
+      : form(p.scores.alibi.q_pos                                     ? ScoreForm::kShifted
+             : p.scores.alibi.is_set() || p.features.softcap.is_set() ? ScoreForm::kOther
+                                                                      : ScoreForm::kProducts),
+        softcap_(p.features.softcap),
+        scores_(p.scores),
+        batch_(batch),
+        head_(head) {}
 
   template <int kScores, typename MakePlaces>
-  __device__ __forceinline__ void shift(float (&)[kScores], const MakePlaces&) const {}
+  __device__ __forceinline__ void shift(float (&s)[kScores], const MakePlaces& places) const {
+    add_position_biases(scores_.alibi, batch_, head_, places, s);
+  }
   template <int kScores, typename MakePlaces>
-  __device__ __forceinline__ void transform(float (&s)[kScores], const MakePlaces&) const {
-    apply_softcap<Element>(s, softcap_.factor);
+  __device__ __forceinline__ void transform(float (&s)[kScores], const MakePlaces& places) const {
+    change([&] { apply_softcap<Element>(s, softcap_.factor); }, places, s);
   }
   template <int kScores, typename MakePlaces>
   __device__ __forceinline__ void differentiate(float (&s)[kScores], float (&gradients)[kScores],
-                                                const MakePlaces&) const {
-    if (softcap_.softcap <= kLargest) {
-      softcap_gradient<Element>(s, softcap_.factor, gradients);
-    } else {  // Is never taken: without an alternative ptxas merges this branch with its surroundings, and spills.
-#pragma unroll
-      for (float& score : s) score *= softcap_.factor;
-    }
+                                                const MakePlaces& places) const {
+    change([&] { softcap_gradient<Element>(s, softcap_.factor, gradients); }, places, s);
   }
 
  private:
-  static constexpr float kLargest = 256;  ///< that a call may have
+  /// Caps the scores, adds biases, or both, in branches of which one is taken: instructions of branches in a row are
+  /// merged by ptxas, which then spills.
+  template <typename Cap, int kScores, typename MakePlaces>
+  __device__ __forceinline__ void change(const Cap& cap, const MakePlaces& places, float (&s)[kScores]) const {
+    if (!scores_.alibi.is_set()) {
+      cap();
+    } else if (!softcap_.is_set()) {
+      add_biases(scores_, batch_, head_, places(), s);
+    } else {
+      cap();
+      add_biases(scores_, batch_, head_, places(), s);
+    }
+  }
+
   const SoftcapParams& softcap_;
+  const ScoreParams& scores_;
+  uint32_t batch_, head_;
 };
 
 }  // namespace flashmask::cuda

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "backends/cuda/host/device.h"
 #include "backends/cuda/host/error.h"
 #include "common/message.h"
+#include "common/tensor_checks.h"
 #include "plan/plan_buffer.h"
 
 namespace flashmask::cuda {
@@ -37,12 +39,36 @@ Sharing sharing(const Problem& p, int64_t batch, int64_t heads) {
           static_cast<uint32_t>(broadcast_group(p.heads_q, heads))};
 }
 
+namespace {
+
+constexpr int64_t kLongest = int64_t{1} << 30;
+
+/// Why the kernels cannot add the call's biases; empty if they can. They count their elements in 32 bits.
+std::string alibi_refusal(const Problem& p) {
+  constexpr int64_t kMost = int64_t{1} << 32;
+  const MaskView& mask = p.mask;
+  if (std::abs(mask.q_offset) > kLongest)
+    return message("q_offset is ", mask.q_offset, "; with alibi_slopes it must be within ", -kLongest, " and ",
+                   kLongest);
+  if (mask.has_positions && p.features.softcap != 0)
+    return "softcap and alibi_slopes come with positions; the kernels take two of the three";
+  const TensorView& slopes = p.features.alibi_slopes;
+  const int64_t last =
+      (slopes.shape[0] - 1) * slopes.stride[0] + (slopes.rank == 2 ? (p.heads_q - 1) * slopes.stride[1] : 0);
+  if (last >= kMost)
+    return message("alibi_slopes is ", describe(slopes), "; its strides must reach less than 2^32 elements");
+  if (mask.q_pos_batch * p.seqlen_q > kMost || mask.k_pos_batch * p.seqlen_k > kMost)
+    return "with alibi_slopes the mask's positions must have less than 2^32 elements";
+  return "";
+}
+
+}  // namespace
+
 std::string lengths_refusal(const Problem& p) {
-  constexpr int64_t kLongest = int64_t{1} << 30;
   for (const auto& [argument, n] : {std::pair{"seqlen_q", p.seqlen_q}, {"seqlen_k", p.seqlen_k}}) {
     if (n > kLongest) return message(argument, " is ", n, "; it must be at most ", kLongest);
   }
-  return "";
+  return p.features.alibi_slopes.defined() ? alibi_refusal(p) : "";
 }
 
 Capability capability_of(const Problem& p) {
@@ -120,9 +146,13 @@ TensorRows tensor_rows(const TensorView& t) {
   return {t.data, t.stride[0], t.stride[2], t.stride[1], static_cast<int32_t>(t.shape[3])};
 }
 
-bool has_product_scores(const Problem& p) { return p.features.softcap == 0; }
+bool has_product_scores(const Problem& p) { return p.features.softcap == 0 && !p.features.alibi_slopes.defined(); }
 
-double score_unit(const Problem& p) { return has_product_scores(p) ? p.softmax_scale : p.features.softcap; }
+double score_unit(const Problem& p) {
+  constexpr double kLeastOfBiases = 1e-30;  // which are divided by it; scores of no scale are as good as 0 beside them
+  const double unit = p.features.softcap == 0 ? p.softmax_scale : p.features.softcap;
+  return p.features.alibi_slopes.defined() ? std::max(unit, kLeastOfBiases) : unit;
+}
 
 float scale_log2(const Problem& p) {
   // A scale of 0 must not turn a hidden -inf into NaN; this one is as good as 0 for every finite score.
@@ -135,6 +165,26 @@ int64_t heads_per_l2_group(const Problem& p, int64_t l2_bytes) {
   const int64_t kv_heads = std::max<int64_t>(1, l2_bytes / std::max<int64_t>(1, bytes));
   return std::min(kv_heads, p.batch * p.heads_kv) * p.group_size();
 }
+
+namespace {
+
+AlibiParams alibi_params(const Problem& p) {
+  const TensorView& slopes = p.features.alibi_slopes;
+  if (!slopes.defined()) return {};
+  const MaskView& mask = p.mask;
+  return {.slopes = static_cast<const float*>(slopes.data),
+          .batch_stride = slopes.rank == 2 ? static_cast<uint32_t>(slopes.stride[0]) : 0,
+          .head_stride = static_cast<uint32_t>(slopes.stride[slopes.rank - 1]),
+          .per_unit = static_cast<float>(1 / score_unit(p)),
+          .q_pos = mask.has_positions ? mask.q_pos : nullptr,
+          .k_pos = mask.has_positions ? mask.k_pos : nullptr,
+          .q_pos_stride = mask.q_pos_batch > 1 ? static_cast<uint32_t>(mask.seqlen_q) : 0,
+          .k_pos_stride = mask.k_pos_batch > 1 ? static_cast<uint32_t>(mask.seqlen_k) : 0,
+          .last_row = static_cast<int32_t>(p.seqlen_q - 1),
+          .last_key = static_cast<int32_t>(p.seqlen_k - 1)};
+}
+
+}  // namespace
 
 FeatureParams feature_params(const Problem& p) {
   const Features& asked = p.features;
@@ -156,7 +206,7 @@ FeatureParams feature_params(const Problem& p) {
   return params;
 }
 
-ScoreParams score_params(const Problem& p) { return {static_cast<int32_t>(p.mask.q_offset)}; }
+ScoreParams score_params(const Problem& p) { return {static_cast<int32_t>(p.mask.q_offset), alibi_params(p)}; }
 
 void allow_shared_memory(const void* kernel, int bytes, int32_t device) {
   static std::mutex mutex;

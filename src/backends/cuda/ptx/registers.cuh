@@ -34,6 +34,17 @@ __device__ __forceinline__ T from_leader(const T& x) {
   return static_cast<T>(uniform(threadIdx.x % 32 == 0 ? static_cast<Word>(x) : Word{0}));
 }
 
+/// PTX ISA, "ld.global.nc": element `index`, read where it is needed and again each time.
+template <typename T>
+__device__ __forceinline__ T load_here(const T* from, uint32_t index) {
+  static_assert(sizeof(T) == 4);
+  uint32_t x;
+  asm volatile("{.reg .b64 at; mad.wide.u32 at, %1, 4, %2; ld.global.nc.b32 %0, [at];}"
+               : "=r"(x)
+               : "r"(index), "l"(from));
+  return __builtin_bit_cast(T, x);
+}
+
 /// Hides `x` from the compiler: values derived from it are computed where they are used and not kept in registers.
 __device__ __forceinline__ uint32_t opaque(uint32_t x) {
   asm volatile("" : "+r"(x));

@@ -33,6 +33,10 @@ T from_leader(const T& x, simt::Place place = simt::Place::current()) {
   return static_cast<T>(uniform(is_leader() ? static_cast<Word>(x) : Word{0}, place));
 }
 
+template <typename T>
+T load_here(const T* from, uint32_t index) {
+  return from[index];
+}
 inline uint32_t opaque(uint32_t x) { return x; }
 template <int N>
 void pin(float (&)[N]) {}
