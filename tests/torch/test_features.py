@@ -186,7 +186,7 @@ def test_opcheck(feature):
 
 
 @every_feature
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_compiled(feature, dynamic):
     sink, rest = split(FEATURES[feature](DTYPE))
 

@@ -4,8 +4,10 @@
 import multiprocessing
 import time
 
+import pytest
 import torch
 
+pytestmark = pytest.mark.long  # several processes that import torch and wait for each other
 SECONDS = 3.0  # length of another one's turn; compiling takes less
 
 
