@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "common/message.h"
+#include "common/ranges.h"
 #include "mask/host_only.h"
 #include "mask/position_rows.h"
 #include "mask/view.h"
@@ -67,19 +68,10 @@ Need count_needed(const HiddenColumns& columns, const BandRows& band) {
   return need;
 }
 
-/// Drops empty intervals, sorts the others and merges them where they touch.
+/// Drops empty intervals, and sorts and joins the others.
 void merge(std::vector<Interval>& hidden) {
   std::erase_if(hidden, [](const Interval& x) { return x.begin >= x.end; });
-  std::sort(hidden.begin(), hidden.end(), [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
-  std::size_t merged = 0;
-  for (const Interval& x : hidden) {
-    if (merged > 0 && x.begin <= hidden[merged - 1].end) {
-      hidden[merged - 1].end = std::max(hidden[merged - 1].end, x.end);
-    } else {
-      hidden[merged++] = x;
-    }
-  }
-  hidden.resize(merged);
+  join_ranges(hidden);
 }
 
 /// Bounds of a column that hides nothing.

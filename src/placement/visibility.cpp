@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "common/arithmetic.h"
+#include "common/ranges.h"
 #include "flashmask/plan.h"
 #include "mask/tile_classifier.h"
 #include "mask/view.h"
@@ -91,20 +92,6 @@ struct Outline {
   static constexpr int32_t kNone = -2;
 };
 
-/// Sorts ranges and joins those that meet.
-void join(Ranges& ranges) {
-  std::sort(ranges.begin(), ranges.end(), [](UnitRange a, UnitRange b) { return a.begin < b.begin; });
-  std::size_t n = 0;
-  for (const UnitRange& range : ranges) {
-    if (n > 0 && range.begin <= ranges[n - 1].end) {
-      ranges[n - 1].end = std::max(ranges[n - 1].end, range.end);
-    } else {
-      ranges[n++] = range;
-    }
-  }
-  ranges.resize(n);
-}
-
 /// Collects which units see the keys of one batch entry, block of keys by block. A block lies in one unit.
 class Collector {
  public:
@@ -137,7 +124,7 @@ class Collector {
         add_group(j, 1);
       }
       for (Ranges& ranges : of_head) {
-        join(ranges);
+        join_ranges(ranges);
         count_tiles(ranges);
       }
     });
