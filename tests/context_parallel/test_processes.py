@@ -11,7 +11,7 @@ import ranks
 import torch
 from flashmask import Mask, UnsupportedError, context_parallel
 
-WORLDS = [1, 2, 3, *((4, 8) if os.environ.get("FLASHMASK_TEST_LONG") else ())]
+WORLDS = [1, 2, 3, 4, 8] if os.environ.get("FLASHMASK_TEST_LONG") else [2, 3]
 if ranks.ON_GPU:  # over NCCL, a GPU for each process
     WORLDS = [world for world in (1, 2, 3, 4, 8) if world <= torch.cuda.device_count()]
 SCRIPT = pathlib.Path(__file__).with_name("ranks.py")
@@ -80,7 +80,7 @@ def test_every_visible_element_is_computed_once(name, world, scheme):
 
 
 @pytest.mark.skipif(ranks.ON_GPU, reason="NCCL's watchdog ends the process")
-@pytest.mark.parametrize("other", ["gone", "late"])
+@pytest.mark.parametrize("other", ["gone", pytest.param("late", marks=pytest.mark.long)])
 def test_a_missing_rank_is_an_error(other, tmp_path):
     """The process group's error, at its time-out at the latest."""
     command = [sys.executable, SCRIPT]

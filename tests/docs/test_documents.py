@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "recipes").glob("*.md"))]
+# The recipes' commands run with their programs, in tests/torch.
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # Shorter commands, as tests lack a reader's time; tests/conformance checks the covering list.
 SHORTER = {"--cases 500": "--cases 5", "bench --seqlen 8192": "bench --seqlen 512", "--covering": "--covering --list"}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)

@@ -164,7 +164,7 @@ def test_inductor():
     check(two_layers, mask_of, [100, 100])
 
 
-@pytest.mark.parametrize("function", [transposed, bhsd_in_memory])
+@pytest.mark.parametrize("function", [pytest.param(transposed, marks=pytest.mark.long), bhsd_in_memory])
 def test_inductor_with_another_length(function):
     check(function, random_bounds, [100, 300], dynamic=True)
 

@@ -71,7 +71,11 @@ def run(page, names, replaced=None):
 
 @cpu_only("the snippets' tensors are in host memory")
 @pytest.mark.skipif("FLASHMASK_COMMAND" not in os.environ, reason="FLASHMASK_COMMAND is not set")
-@pytest.mark.parametrize("page", RECIPES, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.long] * (page.stem in ("dpo", "reward-model"))) for page in RECIPES],
+    ids=lambda page: page.stem,
+)
 def test_recipe(page, tmp_path, monkeypatch):
     from benchmarks.training.llama import Llama
 

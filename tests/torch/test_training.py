@@ -20,7 +20,7 @@ SMALL = ["--seqlen", "1024", "--sequences", "3", "--layers", "2", "--dim", "128"
 
 
 @pytest.mark.skipif("FLASHMASK_COMMAND" not in os.environ, reason="FLASHMASK_COMMAND is not set")
-@pytest.mark.parametrize("task, batch", [("sft", 2), ("tree", 1)])
+@pytest.mark.parametrize("task, batch", [("sft", 2), pytest.param("tree", 1, marks=pytest.mark.long)])
 def test_skipping_changes_no_bit_of_training(task, batch, tmp_path):
     """Runs in a process of its own, as its modes are global in torch."""
     words = ["--folder", tmp_path, "--tasks", task, "--device", DEVICE.type, "--batch", str(batch), *SMALL]
