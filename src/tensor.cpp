@@ -18,6 +18,7 @@ std::size_t element_size(DataType dtype) {
       return 2;
     case DataType::kBool:
     case DataType::kUInt8:
+    case DataType::kFloat8E4M3:
       return 1;
     case DataType::kNone:
       break;
@@ -45,6 +46,8 @@ std::string_view name(DataType dtype) {
       return "uint8";
     case DataType::kInt64:
       return "int64";
+    case DataType::kFloat8E4M3:
+      return "float8_e4m3";
   }
   return "unknown";
 }

@@ -42,7 +42,8 @@ typedef enum fm_dtype {
   FM_INT32 = 5,
   FM_BOOL = 6, /* one byte, nonzero = true */
   FM_UINT8 = 7,
-  FM_INT64 = 8 /* of the parameters of fm_mask_build alone */
+  FM_INT64 = 8,      /* of the parameters of fm_mask_build and the slots of fm_append_kv alone */
+  FM_FLOAT8_E4M3 = 9 /* of caches alone: e4m3fn */
 } fm_dtype;
 
 /* A strided tensor; strides count elements. dtype FM_NONE is an absent tensor. `data` is aligned to the element. Shapes
@@ -328,6 +329,85 @@ FLASHMASK_API fm_status fm_forward(const fm_forward_args* args, void* workspace,
 FLASHMASK_API fm_status fm_backward_workspace(const fm_backward_args* args, const fm_options* options, size_t* bytes);
 FLASHMASK_API fm_status fm_backward(const fm_backward_args* args, void* workspace, size_t workspace_bytes,
                                     const fm_options* options);
+
+/* Attention over a KV cache: kv_cache.h says what rows see, what values on a device may be, and all shapes. */
+
+typedef enum fm_cache_flags {
+  FM_BATCH_INVARIANT = 1u << 5, /* fm_cached_args, fm_cached_plan: a request's bits do not depend on the batch */
+  FM_KEYS_IN_PAGES = 1u << 6    /* fm_sequence_mask: bounds and k_pos lie beside the pages, not by sequences */
+} fm_cache_flags;
+
+/* KvCacheView. page_table, or page_indptr and page_indices, or none of them: contiguous. */
+typedef struct fm_kv_cache {
+  uint32_t struct_size;
+  uint32_t reserved;
+  fm_tensor k, v;
+  fm_tensor page_table;
+  fm_tensor page_indptr, page_indices;
+  fm_tensor seqlens;
+  fm_tensor k_scale, v_scale;
+} fm_kv_cache;
+
+/* SequenceMaskView. */
+typedef struct fm_sequence_mask {
+  uint32_t struct_size;
+  uint32_t flags;      /* FM_CAUSAL, FM_HAS_WINDOW, FM_KEYS_IN_PAGES */
+  int64_t window_left; /* as of fm_mask */
+  int64_t window_right;
+  fm_tensor bounds;
+  fm_tensor tail, tail_lens, tail_depth;
+  fm_tensor q_pos, k_pos;
+} fm_sequence_mask;
+
+/* CachedPlan: what it has room for, its buffer on the device, and what it was last built for. */
+typedef struct fm_cached_plan {
+  uint32_t struct_size;
+  uint32_t flags; /* FM_BATCH_INVARIANT */
+  int64_t max_batch, max_rows, max_keys;
+  int64_t max_total_keys; /* 0: max_batch * max_keys */
+  int64_t heads_q, heads_kv, head_dim, head_dim_v;
+  int64_t split_size; /* 0: 1024 */
+  void* buffer;       /* 16-byte aligned */
+  size_t bytes;
+  uint64_t built_for[16]; /* fm_cached_plan_build writes it */
+} fm_cached_plan;
+
+/* CachedForwardArgs. */
+typedef struct fm_cached_args {
+  uint32_t struct_size;
+  uint32_t flags;     /* FM_BATCH_INVARIANT */
+  int64_t split_size; /* 0: 1024 */
+  fm_tensor q, out, lse, cu_seqlens_q;
+  const fm_kv_cache* cache;
+  const fm_sequence_mask* mask; /* NULL: causal */
+  const fm_cached_plan* plan;   /* NULL: the call makes its own */
+} fm_cached_args;
+
+/* AppendArgs. */
+typedef struct fm_append_args {
+  uint32_t struct_size;
+  uint32_t reserved;
+  fm_tensor k, v, cu_seqlens, slots, bounds;
+  const fm_kv_cache* cache;
+  const fm_sequence_mask* mask; /* NULL: there are no bounds to write */
+} fm_append_args;
+
+/* Options as fm_forward has them: softcap, sink and alibi_slopes, softmax_scale, threads, stream, backend, allocate. */
+FLASHMASK_API fm_status fm_cached_forward_workspace(const fm_cached_args* args, const fm_options* options,
+                                                    size_t* bytes);
+FLASHMASK_API fm_status fm_cached_forward(const fm_cached_args* args, void* workspace, size_t workspace_bytes,
+                                          const fm_options* options);
+/* Bytes of plan->buffer on options->device, from the capacities alone. */
+FLASHMASK_API fm_status fm_cached_plan_bytes(const fm_cached_plan* plan, const fm_options* options, size_t* bytes);
+/* build_cached_plan in kv_cache.h: fills plan->buffer and built_for. args->plan is not read. */
+FLASHMASK_API fm_status fm_cached_plan_build(const fm_cached_args* args, fm_cached_plan* plan,
+                                             const fm_options* options);
+FLASHMASK_API fm_status fm_append_kv(const fm_append_args* args, const fm_options* options);
+/* validate_cached in kv_cache.h, for tensors in host memory; data of q, out, lse, k and v may be NULL. */
+FLASHMASK_API fm_status fm_cached_validate(const fm_cached_args* args);
+/* CachedExplanation in kv_cache.h as JSON. Text as fm_explain writes it. */
+FLASHMASK_API fm_status fm_explain_cached(const fm_cached_args* args, const fm_options* options, char* text,
+                                          size_t capacity, size_t* length);
 
 /* Writes which attention weights a call with this dropout keeps, 1 = kept: Dropout in attention.h. kept: bool or uint8
  * [batch, heads_q, seqlen_q, seqlen_k] in host memory, any strides. `state` is fm_options::dropout_state, in host

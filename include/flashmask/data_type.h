@@ -15,7 +15,8 @@ enum class DataType : int32_t {
   kInt32 = 5,
   kBool = 6,  ///< one byte, nonzero = true
   kUInt8 = 7,
-  kInt64 = 8,  ///< only for mask builders' parameters
+  kInt64 = 8,       ///< only for mask builders' parameters and slots of a cache
+  kFloat8E4M3 = 9,  ///< only for caches: 4 exponent bits, 3 of mantissa, no infinity (e4m3fn, arXiv:2209.05433)
 };
 
 }  // namespace flashmask

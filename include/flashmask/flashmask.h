@@ -6,6 +6,7 @@
 #include "flashmask/builders.h"
 #include "flashmask/float16.h"
 #include "flashmask/inspect.h"
+#include "flashmask/kv_cache.h"
 #include "flashmask/mask.h"
 #include "flashmask/model_masks.h"
 #include "flashmask/placement.h"

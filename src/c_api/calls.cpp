@@ -26,19 +26,6 @@ std::size_t workspace_of(const CArgs* from, const fm_options* options) {
   return Call(args.args(), args.mask(), call.options, false).workspace_bytes();
 }
 
-/// The caller's workspace, or one that its allocate gives.
-std::span<std::byte> workspace_for(const Call& call, std::span<std::byte> given, const CallOptions& options) {
-  if (!options.allocate) return given;
-  if (given.data()) throw_invalid("workspace and options->allocate are both given; one must be NULL");
-  const std::size_t bytes = call.workspace_bytes();
-  if (bytes == 0) return {};
-  void* const memory = options.allocate(options.allocate_context, bytes);
-  if (!memory)
-    throw Error(ErrorCode::kOutOfMemory,
-                message("options->allocate gave no memory for a workspace of ", bytes, " bytes"));
-  return {static_cast<std::byte*>(memory), bytes};
-}
-
 template <typename CArgs>
 void run(const CArgs* from, std::span<std::byte> workspace, const fm_options* options) {
   CallOptions call_options(options);

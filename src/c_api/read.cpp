@@ -85,8 +85,9 @@ void check_flags(uint32_t flags, uint32_t known, const char* argument) {
 TensorView tensor(const fm_tensor& t, const char* argument, Device device) {
   TensorView view;
   if (t.dtype == FM_NONE) return view;
-  if (t.dtype < FM_NONE || t.dtype > FM_INT64)
-    throw_invalid(argument, ".dtype is ", t.dtype, "; it must be one of fm_dtype, 0 to ", static_cast<int>(FM_INT64));
+  if (t.dtype < FM_NONE || t.dtype > FM_FLOAT8_E4M3)
+    throw_invalid(argument, ".dtype is ", t.dtype, "; it must be one of fm_dtype, 0 to ",
+                  static_cast<int>(FM_FLOAT8_E4M3));
   if (t.ndim < 0 || t.ndim > TensorView::kMaxRank)
     throw_invalid(argument, ".ndim is ", t.ndim, "; it must be between 0 and ", TensorView::kMaxRank);
   view.data = t.data;

@@ -134,6 +134,20 @@ struct CallOptions {
   void report() const;
 };
 
+/// The caller's workspace, or one that its allocate gives.
+template <typename AnyCall>
+std::span<std::byte> workspace_for(const AnyCall& call, std::span<std::byte> given, const CallOptions& options) {
+  if (!options.allocate) return given;
+  if (given.data()) throw_invalid("workspace and options->allocate are both given; one must be NULL");
+  const std::size_t bytes = call.workspace_bytes();
+  if (bytes == 0) return {};
+  void* const memory = options.allocate(options.allocate_context, bytes);
+  if (!memory)
+    throw Error(ErrorCode::kOutOfMemory,
+                message("options->allocate gave no memory for a workspace of ", bytes, " bytes"));
+  return {static_cast<std::byte*>(memory), bytes};
+}
+
 /// As much of `full` as fits with its terminating zero.
 void copy_text(const std::string& full, char* text, std::size_t capacity, std::size_t* length);
 

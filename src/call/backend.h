@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cache/cached_launch.h"
 #include "call/launch.h"
 #include "call/problem.h"
 #include "common/message.h"
@@ -26,6 +27,8 @@ class Backend {
   virtual bool has_device(const Device&) const { return true; }
   /// The call configured, or why this backend does not take it. Reads shapes, strides and addresses, no contents.
   virtual Prepared prepare(const Problem& problem) const = 0;
+  /// A call over a cache, likewise.
+  virtual PreparedCached prepare_cached(const CachedProblem&) const { return Refusal{"reads no KV cache"}; }
   /// Chosen by "auto" when it takes the call; otherwise only by name.
   virtual bool automatic() const { return true; }
   /// Kernels compiled in, whatever this machine can run.
@@ -41,6 +44,8 @@ class Backend {
   /// Builds a mask's vectors as the free function does.
   virtual void build_vectors(const build::Arguments& arguments, const build::Output& output,
                              const std::function<std::byte*(std::size_t)>& allocate, void* stream) const;
+  /// Writes rows into a cache as the free function does.
+  virtual void append(const AppendProblem& problem) const;
 };
 
 /// Throws unless the stream is null or the device has streams.

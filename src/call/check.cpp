@@ -5,6 +5,7 @@
 
 #include "call/options.h"
 #include "call/problem.h"
+#include "call/requirements.h"
 #include "common/message.h"
 #include "common/tensor_checks.h"
 #include "mask/host_only.h"
@@ -12,48 +13,6 @@
 
 namespace flashmask {
 namespace {
-
-constexpr int64_t kMaxHeadDim = 256;
-
-struct Requirement {
-  std::initializer_list<int64_t> shape;
-  const char* meaning;  ///< the shape in words, for messages
-  DataType dtype;
-  bool row_contiguous;  ///< last dimension must have stride 1
-  bool output;
-};
-
-void check_strides(const char* argument, const TensorView& t, bool row_contiguous, bool output) {
-  for (int d = 0; d < t.rank; ++d) {
-    if (t.stride[d] < 0)
-      throw_invalid(argument, " has stride ", t.stride[d], " in dimension ", d, "; strides must be at least 0");
-    if (output && t.stride[d] == 0 && t.shape[d] > 1 && t.num_elements() > 0)
-      throw_invalid(argument, " is an output and has stride 0 in dimension ", d, "; its elements must not overlap");
-  }
-  const int last = t.rank - 1;
-  if (row_contiguous && t.shape[last] > 1 && t.stride[last] != 1) {
-    throw_invalid(argument, " has stride ", t.stride[last], " in its last dimension; it must be contiguous (stride 1)");
-  }
-}
-
-void check_tensor(const char* argument, const TensorView& t, const Requirement& need, const Device& device,
-                  bool with_data) {
-  bool same = t.rank == static_cast<int32_t>(need.shape.size());
-  int d = 0;
-  for (const int64_t n : need.shape) same = same && t.shape[d++] == n;
-  if (!same || t.dtype != need.dtype) {
-    std::string shape;
-    for (const int64_t n : need.shape) shape += message(shape.empty() ? "" : ", ", n);
-    throw_invalid(argument, " is ", describe(t), "; it must be ", name(need.dtype), " [", shape, "] (", need.meaning,
-                  ")");
-  }
-  check_extent(argument, t);
-  check_strides(argument, t, need.row_contiguous, need.output);
-  if (t.device != device)
-    throw_invalid(argument, " and q are on different devices (", describe(t.device), " and ", describe(device),
-                  "); a call has one");
-  if (with_data) check_data(argument, t);
-}
 
 /// Reads the sizes off q, k and v; everything else is checked against them.
 void read_sizes(Problem& p) {
@@ -71,22 +30,13 @@ void read_sizes(Problem& p) {
   p.seqlen_k = p.k.shape[1];
   p.heads_kv = p.k.shape[2];
   p.head_dim_v = p.v.shape[3];
-  if (p.dtype != DataType::kFloat32 && p.dtype != DataType::kFloat64 && p.dtype != DataType::kBFloat16 &&
-      p.dtype != DataType::kFloat16) {
-    throw_invalid("q is ", describe(p.q), "; accepted dtypes are float32, bfloat16, float16 and float64");
-  }
+  check_q_dtype(p.q);
   for (const auto& [argument, n] :
        {std::pair{"seqlen_q (q's dimension 1)", p.seqlen_q}, {"seqlen_k (k's dimension 1)", p.seqlen_k}}) {
     if (n > kMaxSeqlen) throw_invalid(argument, " is ", n, "; it must be at most ", kMaxSeqlen);
   }
-  if (p.heads_kv < 1 || p.heads_q < 1 || p.heads_q % p.heads_kv != 0) {
-    throw_invalid("q has ", p.heads_q, " heads and k ", p.heads_kv,
-                  "; both must be at least 1 and q's a multiple of k's");
-  }
-  for (const auto& [argument, n] :
-       {std::pair{"head_dim (q's last dimension)", p.head_dim}, {"head_dim_v (v's last dimension)", p.head_dim_v}}) {
-    if (n < 1 || n > kMaxHeadDim) throw_unsupported(argument, " is ", n, "; it must be between 1 and ", kMaxHeadDim);
-  }
+  check_heads(p.heads_q, p.heads_kv);
+  check_head_dims(p.head_dim, p.head_dim_v);
 }
 
 DataType lse_dtype(const Problem& p) { return p.dtype == DataType::kFloat64 ? DataType::kFloat64 : DataType::kFloat32; }
@@ -126,13 +76,6 @@ void check_out_and_lse(const Problem& p, bool with_data, bool output) {
   check_tensor("lse", p.lse,
                {{p.batch, p.heads_q, p.seqlen_q}, "batch, heads_q, seqlen_q", lse_dtype(p), false, output}, p.device,
                with_data);
-}
-
-bool is_one_of(int64_t n, std::initializer_list<int64_t> accepted) {
-  for (const int64_t a : accepted) {
-    if (n == a) return true;
-  }
-  return false;
 }
 
 /// A mask is never copied behind the caller's back.
@@ -179,28 +122,6 @@ void check_dense(const Problem& p, bool with_data) {
   check_strides("dense_mask", t, false, false);
   if (t.device != p.device) throw_invalid("dense_mask is on ", describe(t.device), " and q on ", describe(p.device));
   if (with_data) check_data("dense_mask", t);
-}
-
-void check_options(const Options& options) {
-  if (options.threads < 0) throw_invalid("threads is ", options.threads, "; it must be 0 (the default) or more");
-  if (options.max_ctas < 0)
-    throw_invalid("max_ctas is ", options.max_ctas, "; it must be 0 (one for each multiprocessor) or more");
-  if (const auto& scale = options.softmax_scale; scale && !(*scale >= 0 && std::isfinite(*scale)))
-    throw_invalid("softmax_scale is ", *scale, "; it must be finite and at least 0");
-  for (const NumberOption& option : kNumberOptions) check_number(option, options.features);
-}
-
-/// Tensors of options: float32, or the tensors' own type where that is accepted.
-void check_tensor_options(const Problem& p, bool with_data) {
-  for (const TensorOption& option : kTensorOptions) {
-    const TensorView& tensor = option.value(p.features);
-    if (!tensor.defined()) continue;
-    const DataType dtype = option.takes_own_type && tensor.dtype == p.dtype ? p.dtype : DataType::kFloat32;
-    const Requirement of_heads{
-        {p.heads_q}, option.by_batch ? "heads_q; or batch, heads_q" : "heads_q", dtype, false, false};
-    const Requirement of_batch{{p.batch, p.heads_q}, "batch, heads_q", dtype, false, false};
-    check_tensor(option.name, tensor, option.by_batch && tensor.rank == 2 ? of_batch : of_heads, p.device, with_data);
-  }
 }
 
 void check_dsink(const Problem& p, bool with_data) {
@@ -255,7 +176,7 @@ Problem begin(const AttentionInputs& args, const MaskView* mask, const Options& 
             .plan = args.plan};
   check_inputs(p, with_data);
   p.softmax_scale = options.softmax_scale.value_or(1 / std::sqrt(static_cast<double>(p.head_dim)));
-  check_tensor_options(p, with_data);
+  check_tensor_options(p.features, p.batch, p.heads_q, p.dtype, p.device, with_data);
   if (with_data) check_dropout_state(p.features.dropout);
   p.mask = mask ? *mask : view_of({.seqlen_q = p.seqlen_q, .seqlen_k = p.seqlen_k});
   check_mask(p);

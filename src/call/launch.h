@@ -10,11 +10,9 @@
 #include <variant>
 
 #include "call/problem.h"
+#include "call/workspace.h"
 
 namespace flashmask {
-
-/// Alignment of a workspace's parts in bytes: as much as cudaMalloc gives.
-inline constexpr int64_t kWorkspaceAlignment = 256;
 
 /// Result of configuring a call that a backend takes: computed once, from shapes, options and the device alone, and
 /// kept until the call runs.
@@ -85,10 +83,14 @@ struct Refusal {
 
 using Prepared = std::variant<Refusal, Launch>;
 
-/// Why no backend that runs on the CPU takes the call; null if one may.
+/// Why no backend that runs on the CPU takes tensors there; null if one may.
+inline const char* host_refusal(const Device& device, const void* stream) {
+  if (device.kind != Device::Kind::kCpu) return "takes CPU tensors only";
+  return stream ? "stream must be null on the CPU" : nullptr;
+}
+/// Why none of them takes the call.
 inline const char* host_refusal(const Problem& p) {
-  if (p.device.kind != Device::Kind::kCpu) return "takes CPU tensors only";
-  if (p.stream) return "stream must be null on the CPU";
+  if (const char* why = host_refusal(p.device, p.stream)) return why;
   if (p.kernels != "auto") return "kernels must be 'auto' on the CPU; they are a CUDA device's";
   return nullptr;
 }

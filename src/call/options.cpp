@@ -2,12 +2,36 @@
 #include "call/options.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <vector>
 
+#include "call/requirements.h"
 #include "common/message.h"
 
 namespace flashmask {
+
+void check_options(const Options& options) {
+  if (options.threads < 0) throw_invalid("threads is ", options.threads, "; it must be 0 (the default) or more");
+  if (options.max_ctas < 0)
+    throw_invalid("max_ctas is ", options.max_ctas, "; it must be 0 (one for each multiprocessor) or more");
+  if (const auto& scale = options.softmax_scale; scale && !(*scale >= 0 && std::isfinite(*scale)))
+    throw_invalid("softmax_scale is ", *scale, "; it must be finite and at least 0");
+  for (const NumberOption& option : kNumberOptions) check_number(option, options.features);
+}
+
+void check_tensor_options(const Features& features, int64_t batch, int64_t heads_q, DataType dtype,
+                          const Device& device, bool with_data) {
+  for (const TensorOption& option : kTensorOptions) {
+    const TensorView& tensor = option.value(features);
+    if (!tensor.defined()) continue;
+    const DataType wanted = option.takes_own_type && tensor.dtype == dtype ? dtype : DataType::kFloat32;
+    const Requirement of_heads{
+        {heads_q}, option.by_batch ? "heads_q; or batch, heads_q" : "heads_q", wanted, false, false};
+    const Requirement of_batch{{batch, heads_q}, "batch, heads_q", wanted, false, false};
+    check_tensor(option.name, tensor, option.by_batch && tensor.rank == 2 ? of_batch : of_heads, device, with_data);
+  }
+}
 
 void check_number(const NumberOption& option, const Features& features) {
   const double value = option.value(features);

@@ -47,6 +47,11 @@ inline constexpr FlagOption kFlagOptions[] = {FLASHMASK_FEATURES(FLASHMASK_NONE,
 #undef FLASHMASK_NUMBER
 #undef FLASHMASK_NONE
 
+/// Throws unless the options' numbers are accepted.
+void check_options(const Options& options);
+/// Throws unless the tensors among them are those of a call of this batch, heads, dtype and device.
+void check_tensor_options(const Features& features, int64_t batch, int64_t heads_q, DataType dtype,
+                          const Device& device, bool with_data);
 /// Throws kInvalidArgument unless the option is accepted.
 void check_number(const NumberOption& option, const Features& features);
 /// The row of that name, which there is.

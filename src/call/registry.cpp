@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>
-#include <cstdlib>
-#include <memory>
-#include <new>
 #include <optional>
 #include <utility>
 
 #include "call/backend.h"
 #include "call/call.h"
+#include "call/choice.h"
+#include "call/workspace.h"
 #include "common/arithmetic.h"
 #include "common/host_memory.h"
 #include "common/message.h"
@@ -17,96 +16,9 @@
 namespace flashmask {
 namespace {
 
-constexpr const char* kVariable = "FLASHMASK_BACKEND";
-
-/// The launch of the backend that takes a call.
-struct Choice {
-  const Backend* backend = nullptr;
-  std::optional<Launch> launch;
-  const char* asked_for_by = nullptr;  ///< null: the first that takes the call
-  std::vector<std::string> rejected;
-  bool no_device = false;  ///< none takes it because a device or a build is missing
-};
-
-/// kAll: every backend that does not take a call gives its reason; kNone: backends that hardly could are passed over.
-enum class Reasons { kNone, kAll };
-
-std::string known_names() {
-  std::string names = "auto";
-  for (const Backend* backend : backend_list()) names += message(", ", backend->name());
-  return names;
-}
-
-const Backend& find_backend(std::string_view wanted, std::string_view source) {
-  for (const Backend* backend : backend_list()) {
-    if (backend->name() == wanted) return *backend;
-  }
-  throw_invalid("backend '", wanted, "' (", source, ") is not known; known: ", known_names());
-}
-
-/// True if a device is missing, not an ability.
-bool lacks_device(const Backend& backend, const Problem& problem) {
-  return problem.device.kind == backend.device_kind() && !backend.has_device(problem.device);
-}
-
-/// Asks `backend` for the call; a slow one takes it only `by_name`.
-Prepared answer_of(const Backend& backend, bool by_name, const Problem& problem) {
-  Prepared answer = backend.prepare(problem);
-  const bool passed_over = !by_name && !backend.automatic() && std::holds_alternative<Launch>(answer);
-  return passed_over ? Refusal{"only runs when it is asked for by name (it is slow)"} : std::move(answer);
-}
-
-void ask(const Backend& backend, bool by_name, const Problem& problem, Choice& choice) {
-  const Prepared answer = answer_of(backend, by_name, problem);
-  if (const auto* launch = std::get_if<Launch>(&answer)) {
-    choice.backend = &backend;
-    choice.launch = *launch;
-    return;
-  }
-  choice.rejected.push_back(message(backend.name(), ": ", std::get<Refusal>(answer).why));
-  choice.no_device |= lacks_device(backend, problem) || (by_name && !backend.info().usable);
-}
-
-/// The first backend that takes the call: the argument decides, then the environment, then the order of the list.
-Choice choose(const Problem& problem, std::string_view wanted, Reasons reasons) {
-  Choice choice;
-  const char* source = "Options::backend";
-  const char* variable = std::getenv(kVariable);
-  if (wanted == "auto" && variable && *variable) {
-    wanted = variable;
-    source = kVariable;
-  }
-  if (wanted != "auto") {
-    const Backend& forced = find_backend(wanted, source);
-    choice.asked_for_by = source;
-    ask(forced, true, problem, choice);
-    return choice;
-  }
-  for (const Backend* backend : backend_list()) {
-    if (reasons == Reasons::kNone && backend->device_kind() != problem.device.kind) continue;
-    ask(*backend, false, problem, choice);
-    if (choice.launch) break;
-  }
-  return choice;
-}
-
-[[noreturn]] void throw_rejected(const Choice& choice) {
-  std::string reasons;
-  for (const std::string& line : choice.rejected) reasons += message(reasons.empty() ? "" : "; ", line);
-  throw Error(choice.no_device ? ErrorCode::kNoDevice : ErrorCode::kUnsupported,
-              message("no backend takes this call: ", reasons));
-}
-
 /// Size of a call's workspace: the plan that it makes, then the backend's own.
 std::size_t total_workspace_bytes(const Launch& launch, int64_t plan_bytes) {
-  const int64_t parts = plan_bytes + launch.workspace_bytes();
-  return parts == 0 ? 0 : static_cast<std::size_t>(parts + kWorkspaceAlignment);
-}
-
-std::byte* aligned(std::span<std::byte> memory) {
-  void* begin = memory.data();
-  std::size_t space = memory.size();
-  return static_cast<std::byte*>(std::align(kWorkspaceAlignment, 1, begin, space));
+  return padded_workspace(plan_bytes + launch.workspace_bytes());
 }
 
 /// Makes the plan of the call's mask in `buffer`.
@@ -118,17 +30,13 @@ PlanView make_plan(const Problem& problem, std::span<std::byte> buffer) {
              : PlanView::on_device(plan_layout(problem.mask), buffer, problem.device);
 }
 
-const MaskView* mask_view(const AttentionInputs& args) { return args.mask ? &args.mask->view() : nullptr; }
-
-/// Runs f, turning a failed allocation into the library's error.
-template <typename F>
-auto guarded(F&& f) {
-  try {
-    return f();
-  } catch (const std::bad_alloc&) {
-    throw Error(ErrorCode::kOutOfMemory, kNoHostMemory);
-  }
+std::string known_names() {
+  std::string names = "auto";
+  for (const Backend* backend : backend_list()) names += message(", ", backend->name());
+  return names;
 }
+
+const MaskView* mask_view(const AttentionInputs& args) { return args.mask ? &args.mask->view() : nullptr; }
 
 template <typename Args>
 Explanation explain_args(const Args& args, const Options& options, const std::optional<GpuModel>& gpu) {
@@ -141,11 +49,14 @@ Explanation explain_args(const Args& args, const Options& options, const std::op
 
 }  // namespace
 
-Launch prepare(const Problem& problem, std::string_view wanted) {
-  const Choice choice = choose(problem, wanted, Reasons::kNone);
-  if (!choice.launch) throw_rejected(choose(problem, wanted, Reasons::kAll));
-  return *choice.launch;
+const Backend& find_backend(std::string_view wanted, std::string_view source) {
+  for (const Backend* backend : backend_list()) {
+    if (backend->name() == wanted) return *backend;
+  }
+  throw_invalid("backend '", wanted, "' (", source, ") is not known; known: ", known_names());
 }
+
+Launch prepare(const Problem& problem, std::string_view wanted) { return launch_of(problem, wanted); }
 
 int64_t plan_bytes(const Problem& problem, const Launch& launch) {
   const bool makes_plan = launch.reads_plan() && !problem.plan.defined();
@@ -160,9 +71,7 @@ void Call::set_mask(const MaskView& mask) {
 }
 
 void Call::run(std::span<std::byte> workspace) {
-  if (workspace.size() < workspace_bytes())
-    throw_invalid("workspace has ", workspace.size(), " bytes; this call needs ", workspace_bytes(),
-                  " (query it with the same arguments and options)");
+  check_workspace(workspace, workspace_bytes());
   if (problem_.is_empty()) return;
   std::byte* const base = aligned(workspace);
   if (plan_bytes_ > 0) problem_.plan = make_plan(problem_, {base, static_cast<std::size_t>(plan_bytes_)});
@@ -173,7 +82,7 @@ Explanation explain_problem(const Problem& problem, std::string_view backend) {
   Explanation result;
   result.features = names(problem.features);
   if (compares_positions(problem.mask)) result.features.emplace_back("positions");
-  Choice choice = choose(problem, backend, Reasons::kAll);
+  Choice<Launch> choice = choose(problem, backend, Reasons::kAll);
   result.rejected = std::move(choice.rejected);
   if (!choice.launch) return result;
   result.backend = choice.backend->name();
@@ -222,27 +131,27 @@ std::vector<BackendInfo> backends() {
 }
 
 std::size_t forward_workspace(const ForwardArgs& args, const Options& options) {
-  return guarded([&] { return Call(args, mask_view(args), options, false).workspace_bytes(); });
+  return with_memory_errors([&] { return Call(args, mask_view(args), options, false).workspace_bytes(); });
 }
 
 std::size_t backward_workspace(const BackwardArgs& args, const Options& options) {
-  return guarded([&] { return Call(args, mask_view(args), options, false).workspace_bytes(); });
+  return with_memory_errors([&] { return Call(args, mask_view(args), options, false).workspace_bytes(); });
 }
 
 void forward(const ForwardArgs& args, std::span<std::byte> workspace, const Options& options) {
-  guarded([&] { Call(args, mask_view(args), options, true).run(workspace); });
+  with_memory_errors([&] { Call(args, mask_view(args), options, true).run(workspace); });
 }
 
 void backward(const BackwardArgs& args, std::span<std::byte> workspace, const Options& options) {
-  guarded([&] { Call(args, mask_view(args), options, true).run(workspace); });
+  with_memory_errors([&] { Call(args, mask_view(args), options, true).run(workspace); });
 }
 
 Explanation explain(const ForwardArgs& args, const Options& options, const std::optional<GpuModel>& gpu) {
-  return guarded([&] { return explain_args(args, options, gpu); });
+  return with_memory_errors([&] { return explain_args(args, options, gpu); });
 }
 
 Explanation explain(const BackwardArgs& args, const Options& options, const std::optional<GpuModel>& gpu) {
-  return guarded([&] { return explain_args(args, options, gpu); });
+  return with_memory_errors([&] { return explain_args(args, options, gpu); });
 }
 
 std::vector<KernelInfo> kernels() {

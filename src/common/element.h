@@ -20,6 +20,8 @@ inline double load_element(const TensorView& t, int64_t offset) {
       return bfloat16_to_float(static_cast<const uint16_t*>(t.data)[offset]);
     case DataType::kFloat16:
       return float16_to_float(static_cast<const uint16_t*>(t.data)[offset]);
+    case DataType::kFloat8E4M3:
+      return float8_e4m3_to_float(static_cast<const uint8_t*>(t.data)[offset]);
     default:
       break;
   }
@@ -40,6 +42,9 @@ inline void store_element(const TensorView& t, int64_t offset, double value) {
       return;
     case DataType::kFloat16:
       static_cast<uint16_t*>(t.data)[offset] = float_to_float16(static_cast<float>(value));
+      return;
+    case DataType::kFloat8E4M3:
+      static_cast<uint8_t*>(t.data)[offset] = float_to_float8_e4m3(static_cast<float>(value));
       return;
     default:
       break;

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,16 @@ inline constexpr const char* kNoHostMemory = "host memory ran out; free some or 
 [[noreturn]] inline void throw_no_host_memory(const std::string& what, uint64_t bytes) {
   throw Error(ErrorCode::kOutOfMemory, message(what, " needs ", bytes, " bytes of host memory, which could not be ",
                                                "allocated; free some or pass less at once"));
+}
+
+/// Runs f, turning a failed allocation into the library's error.
+template <typename F>
+auto with_memory_errors(F&& f) {
+  try {
+    return f();
+  } catch (const std::bad_alloc&) {
+    throw Error(ErrorCode::kOutOfMemory, kNoHostMemory);
+  }
 }
 
 /// Returns `count` zeros or throws kOutOfMemory naming their purpose.

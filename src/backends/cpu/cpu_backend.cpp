@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <dirent.h>
 #include <omp.h>
-#include <pthread.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <limits>
 #include <string>
 #include <utility>
 
+#include "backends/cpu/cached_cpu.h"
+#include "backends/cpu/threads.h"
 #include "backends/cpu/tile_kernels.h"
 #include "call/backend.h"
 #include "call/sink_and_dropout.h"
@@ -20,6 +19,8 @@ namespace flashmask {
 namespace {
 
 constexpr int64_t kCacheLine = 64;
+constexpr const char* kNoFloat64 =
+    "float64 is taken by backend 'reference' only; cast to float32 or ask for 'reference'";
 
 /// The items that a pass hands out at most: row tiles of query heads, in a backward also key tiles of key heads.
 int64_t most_items(const Problem& p) {
@@ -27,45 +28,12 @@ int64_t most_items(const Problem& p) {
   return p.is_backward ? std::max(of_rows, p.batch * p.heads_kv * ceil_div(p.seqlen_k, cpu::kTileKeys)) : of_rows;
 }
 
-/// Set in a process that was forked off one with several threads. A fork takes only the thread that made it along, and
-/// OpenMP's runtime, which other libraries may have used before, would wait for its others forever.
-std::atomic<bool> threads_were_lost = false;
-
-/// True if this process has several threads, or if they cannot be counted.
-bool has_several_threads() {
-  DIR* const tasks = opendir("/proc/self/task");
-  if (!tasks) return true;
-  int entries = 0;
-  while (readdir(tasks)) ++entries;
-  closedir(tasks);
-  return entries > 3;  // beside "." and ".."
-}
-
-/// Watches forks from when the library is loaded.
-const int forks_are_watched = [] {
-  static bool loses_threads;  // set by the fork under way: prepare and child run in the thread that forks
-  return pthread_atfork([] { loses_threads = has_several_threads(); }, nullptr,
-                        [] {
-                          if (loses_threads) threads_were_lost = true;
-                        });
-}();
-
-int default_threads() { return threads_were_lost ? 1 : omp_get_max_threads(); }
-
-/// The number of threads asked for, capped by the number of items and by what a machine can be expected to start.
-int thread_count(const Problem& p) {
-  constexpr int kMost = 1024;
-  const int wanted = p.threads > 0 && !threads_were_lost ? p.threads : default_threads();
-  return static_cast<int>(
-      std::clamp<int64_t>(most_items(p), 1, std::min(wanted, std::max(kMost, omp_get_num_procs()))));
-}
-
 /// A call's threads and what its workspace holds, in this order; each part begins on a cache line.
 struct CpuCall {
   int64_t delta = 0, own_dq = 0, turn = 0, scratch = 0;
   int threads;
 
-  explicit CpuCall(const Problem& p) : threads(thread_count(p)) {
+  explicit CpuCall(const Problem& p) : threads(cpu::thread_count(p.threads, most_items(p))) {
     if (p.is_backward) {
       const int64_t row_tiles = p.batch * p.heads_q * cpu::BackwardRows::row_tiles(p);
       // The largest part is a row of dq for each; with room to spare for the others.
@@ -187,13 +155,17 @@ class CpuBackend final : public Backend {
  public:
   std::string_view name() const override { return "cpu"; }
   BackendInfo info() const override {
-    return {"cpu", true, message(cpu::simd_target(), ", ", default_threads(), " threads")};
+    return {"cpu", true, message(cpu::simd_target(), ", ", cpu::default_threads(), " threads")};
   }
   Prepared prepare(const Problem& p) const override {
     if (const char* why = host_refusal(p)) return Refusal{why};
-    if (p.dtype == DataType::kFloat64)
-      return Refusal{"float64 is taken by backend 'reference' only; cast to float32 or ask for 'reference'"};
+    if (p.dtype == DataType::kFloat64) return Refusal{kNoFloat64};
     return Launch(p, CpuCall(p));
+  }
+  PreparedCached prepare_cached(const CachedProblem& p) const override {
+    if (const char* why = host_refusal(p.device, p.stream)) return Refusal{why};
+    if (p.dtype == DataType::kFloat64) return Refusal{kNoFloat64};
+    return cpu::cached_launch(p);
   }
 };
 

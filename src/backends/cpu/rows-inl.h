@@ -27,6 +27,18 @@ template <typename Half>
 HWY_INLINE Vec load_floats(const Half* from) {
   return hn::PromoteTo(kFloats, hn::LoadU(hn::Rebind<Half, Floats>(), from));
 }
+/// e4m3 by way of float16, whose exponents are 8 less: exact, for subnormal numbers, too.
+HWY_INLINE Vec load_floats(const uint8_t* from) {
+  const hn::Rebind<uint16_t, Floats> halves;
+  const auto bits = hn::PromoteTo(halves, hn::LoadU(hn::Rebind<uint8_t, Floats>(), from));
+  const auto magnitude = hn::And(bits, hn::Set(halves, uint16_t{0x7f}));
+  const auto sign = hn::ShiftLeft<8>(hn::And(bits, hn::Set(halves, uint16_t{0x80})));
+  const auto nan =
+      hn::IfThenElseZero(hn::Eq(magnitude, hn::Set(halves, uint16_t{0x7f})), hn::Set(halves, uint16_t{0x7e00}));
+  const auto half = hn::Or(hn::Or(sign, hn::ShiftLeft<7>(magnitude)), nan);
+  return hn::Mul(hn::PromoteTo(kFloats, hn::BitCast(hn::Rebind<hwy::float16_t, Floats>(), half)),
+                 hn::Set(kFloats, 256.0f));
+}
 
 /// factor * a row of n elements, read in whole vectors.
 template <typename Element>
@@ -57,14 +69,14 @@ void load_rows_of(const TensorView& t, int64_t b, int64_t row0, int64_t count, i
 }
 
 /// factor * rows [row0, row0 + count) of head h as float32. The last dimension may have any stride.
-void load_rows(const TensorView& t, int64_t b, int64_t row0, int64_t count, int64_t h, float factor, Rows to) {
+inline void load_rows(const TensorView& t, int64_t b, int64_t row0, int64_t count, int64_t h, float factor, Rows to) {
   if (t.dtype == DataType::kFloat32) return load_rows_of<float>(t, b, row0, count, h, factor, to);
   if (t.dtype == DataType::kBFloat16) return load_rows_of<hwy::bfloat16_t>(t, b, row0, count, h, factor, to);
   load_rows_of<hwy::float16_t>(t, b, row0, count, h, factor, to);
 }
 
 /// The tile's rows as panels: panels[p][c][lane] = rows[p * kWidth + lane][c], zero past the last row.
-void make_panels(Rows rows, int64_t count, int64_t tile_rows, int64_t dim, float* panels) {
+inline void make_panels(Rows rows, int64_t count, int64_t tile_rows, int64_t dim, float* panels) {
   for (int64_t p = 0; p < tile_rows / kWidth; ++p, panels += dim * kWidth) {
     for (int64_t lane = 0; lane < kWidth; ++lane) {
       const int64_t row = p * kWidth + lane;
@@ -73,7 +85,7 @@ void make_panels(Rows rows, int64_t count, int64_t tile_rows, int64_t dim, float
   }
 }
 
-void store_row(const float* from, int64_t n, const TensorView& t, int64_t b, int64_t s, int64_t h) {
+inline void store_row(const float* from, int64_t n, const TensorView& t, int64_t b, int64_t s, int64_t h) {
   if (t.dtype == DataType::kFloat32) {
     std::copy(from, from + n, row_at<float>(t, b, s, h));
   } else if (t.dtype == DataType::kBFloat16) {
@@ -86,8 +98,8 @@ void store_row(const float* from, int64_t n, const TensorView& t, int64_t b, int
 }
 
 /// Writes factor[row] * panels back as rows [row0, row0 + count) of head h.
-void store_panels(const float* panels, int64_t count, int64_t dim, const float* factor, const TensorView& t, int64_t b,
-                  int64_t row0, int64_t h) {
+inline void store_panels(const float* panels, int64_t count, int64_t dim, const float* factor, const TensorView& t,
+                         int64_t b, int64_t row0, int64_t h) {
   float row[256];
   for (int64_t s = 0; s < count; ++s) {
     const float* from = panels + s / kWidth * dim * kWidth + s % kWidth;

@@ -32,7 +32,7 @@ struct PanelPlace {
 };
 
 /// True if scores' derivatives by the scaled products are other than 1.
-bool has_slopes(const Problem& p) { return p.features.softcap != 0; }
+inline bool has_slopes(const Problem& p) { return p.features.softcap != 0; }
 
 /// softcap * tanh(score / softcap), and its derivative by the score.
 struct Capped {
@@ -54,7 +54,7 @@ HWY_INLINE Capped capped(Vec score, float softcap) {
 }
 
 /// Caps the scores of a panel in place; the derivatives go to `slopes`, if that is somewhere.
-void cap_scores(float softcap, int64_t count, Rows scores, Rows slopes) {
+inline void cap_scores(float softcap, int64_t count, Rows scores, Rows slopes) {
   for (int64_t n = 0; n < count; ++n, scores.at += scores.stride) {
     for (int64_t at = 0; at < kWidth; at += kLanes) {
       const Capped c = capped(hn::Load(kFloats, scores.at + at), softcap);
@@ -65,7 +65,7 @@ void cap_scores(float softcap, int64_t count, Rows scores, Rows slopes) {
 }
 
 /// Adds the biases of ALiBi to the scores of a panel. Lanes past the sequence's end get the last position's.
-void add_biases(const Problem& p, const PanelPlace& place, int64_t count, Rows scores) {
+inline void add_biases(const Problem& p, const PanelPlace& place, int64_t count, Rows scores) {
   const Alibi alibi(p, place.b, place.h);
   const auto row = [&](int64_t n) { return alibi.row(std::min(place.row + n, p.seqlen_q - 1)); };
   const auto key = [&](int64_t n) { return alibi.key(std::min(place.key + n, p.seqlen_k - 1)); };
@@ -80,7 +80,7 @@ void add_biases(const Problem& p, const PanelPlace& place, int64_t count, Rows s
 
 /// Turns the scaled products of a panel into scores, in place; the derivatives, if there are any, go to `slopes`, if
 /// that is somewhere.
-void transform_scores(const Problem& p, const PanelPlace& place, int64_t count, Rows scores, Rows slopes) {
+inline void transform_scores(const Problem& p, const PanelPlace& place, int64_t count, Rows scores, Rows slopes) {
   if (p.features.softcap != 0) cap_scores(static_cast<float>(p.features.softcap), count, scores, slopes);
   if (p.features.alibi_slopes.defined()) add_biases(p, place, count, scores);
 }

@@ -89,7 +89,7 @@ HWY_INLINE Vec softmax_half(float* panel, int64_t keys, float* running_max, floa
   return factor;
 }
 
-void rescale(Vec factor0, Vec factor1, int64_t dim, float* panel) {
+inline void rescale(Vec factor0, Vec factor1, int64_t dim, float* panel) {
   const Vec one = hn::Set(kFloats, 1.0f);
   if (hn::AllTrue(kFloats, hn::And(hn::Eq(factor0, one), hn::Eq(factor1, one)))) return;
   for (int64_t c = 0; c < dim; ++c, panel += kWidth) {

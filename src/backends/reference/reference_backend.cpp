@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "backends/reference/cached_reference.h"
 #include "call/alibi.h"
 #include "call/backend.h"
 #include "call/sink_and_dropout.h"
@@ -189,6 +190,15 @@ class ReferenceBackend final : public Backend {
   Prepared prepare(const Problem& p) const override {
     if (const char* why = host_refusal(p)) return Refusal{why};
     return Launch(p, ReferenceCall());
+  }
+  PreparedCached prepare_cached(const CachedProblem& p) const override {
+    if (const char* why = host_refusal(p.device, p.stream)) return Refusal{why};
+    return CachedLaunch{0,
+                        [](const CachedProblem&, CachedExplanation& e) {
+                          e.kernel = "element by element in float64, 1 thread";
+                          e.splits = "none";
+                        },
+                        reference::cached_forward};
   }
 };
 

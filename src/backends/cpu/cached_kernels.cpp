@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// SVE's vectors cannot be in arrays: tile_kernels.cpp says more.
+#ifndef HWY_DISABLED_TARGETS
+#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
+#endif
+
+// The order of these matters.
+// clang-format off
+#include "backends/cpu/cached_kernels.h"
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "backends/cpu/cached_kernels.cpp"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+#include "backends/cpu/cached-inl.h"
+// clang-format on
+
+#if HWY_ONCE
+namespace flashmask::cpu {
+
+HWY_EXPORT(cached_split);
+HWY_EXPORT(fold_state);
+HWY_EXPORT(cached_scratch_floats);
+
+std::size_t cached_scratch_bytes(const CachedProblem& p) {
+  return HWY_DYNAMIC_DISPATCH(cached_scratch_floats)(p) * sizeof(float);
+}
+void cached_split(const CachedProblem& p, const Sequence& sequence, const PackedRows& rows, int64_t begin, int64_t end,
+                  const SoftmaxState& state, float* scratch) {
+  HWY_DYNAMIC_DISPATCH(cached_split)(p, sequence, rows, begin, end, state, scratch);
+}
+void fold_state(const SoftmaxState& to, const SoftmaxState& split, int64_t rows, int64_t head_dim_v) {
+  HWY_DYNAMIC_DISPATCH(fold_state)(to, split, rows, head_dim_v);
+}
+
+void store_rows(const CachedProblem& p, const Sequence& sequence, const PackedRows& rows, const SoftmaxState& state) {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  const int64_t group = p.group_size();
+  for (int64_t n = 0; n < rows.total(); ++n) {
+    const int64_t packed = rows.first + n % rows.count, i = packed / group,
+                  h = (rows.hk + n / rows.count) * group + packed % group;
+    const TensorView& sinks = p.features.sink;
+    const float sink = sinks.defined() ? static_cast<float>(load_element(sinks, h * sinks.stride[0])) : -kInf;
+    const float largest = std::max(state.largest[n], sink);
+    float lse = -kInf, factor = 0.0f;
+    if (largest != -kInf) {
+      const float of_keys = std::exp(state.largest[n] - largest);
+      const float sum = state.sum[n] * of_keys + std::exp(sink - largest);
+      lse = largest + std::log(sum);
+      factor = of_keys / sum;
+    }
+    if (p.lse.defined()) static_cast<float*>(p.lse.data)[cached_lse_offset(p, rows.b, sequence.rows(), i, h)] = lse;
+    TensorView row = p.out;
+    row.data = p.dtype == DataType::kFloat32
+                   ? static_cast<void*>(cached_row<float>(p, p.out, rows.b, sequence.rows(), i, h))
+                   : static_cast<void*>(cached_row<uint16_t>(p, p.out, rows.b, sequence.rows(), i, h));
+    for (int64_t c = 0; c < p.head_dim_v; ++c) store_element(row, c, factor * state.out[n * state.stride + c]);
+  }
+}
+
+}  // namespace flashmask::cpu
+#endif  // HWY_ONCE

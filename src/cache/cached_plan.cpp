@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cache/cached_plan.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+
+#include "call/backend.h"
+#include "common/arithmetic.h"
+#include "common/host_memory.h"
+#include "common/message.h"
+#include "mask/content_hash.h"
+#include "mask/host_only.h"
+
+namespace flashmask {
+namespace {
+
+/// First in a plan's buffer in host memory, which holds no more: there a call finds what rows see itself.
+struct PlanHeader {
+  uint64_t magic;
+  uint64_t digest;
+};
+constexpr uint64_t kMagic = 0x666d2d6361636865u;
+
+/// Properties of a call that a plan remembers, by their names in errors. k and v differ by layer, and q by call.
+constexpr const char* kNames[] = {"q's shape or dtype",
+                                  "cu_seqlens_q",
+                                  "the shape of cache.k",
+                                  "the shape of cache.v",
+                                  "page_table",
+                                  "page_indptr",
+                                  "page_indices",
+                                  "seqlens",
+                                  "mask.bounds",
+                                  "mask.tail",
+                                  "mask.tail_lens",
+                                  "mask.tail_depth",
+                                  "mask.q_pos",
+                                  "mask.k_pos",
+                                  "causal, window_size or the layout of the mask",
+                                  "batch_invariant or split_size"};
+using Digests = decltype(CachedPlan::built_for);
+static_assert(std::size(kNames) == std::tuple_size_v<Digests>);
+
+uint64_t digest(std::initializer_list<int64_t> numbers) {
+  uint64_t hash = content_hash::kGolden;
+  for (const int64_t number : numbers)
+    hash = content_hash::scramble(hash * content_hash::kGolden + static_cast<uint64_t>(number));
+  return hash;
+}
+
+uint64_t shape_of(const TensorView& t) {
+  const auto& s = t.shape;
+  return digest({static_cast<int64_t>(t.dtype), t.rank, s[0], s[1], s[2], s[3], s[4]});
+}
+
+/// Digest of a tensor and its place in memory.
+uint64_t identity_of(const TensorView& t) {
+  if (!t.defined()) return 1;
+  const auto& s = t.stride;
+  return digest({static_cast<int64_t>(shape_of(t)), static_cast<int64_t>(reinterpret_cast<std::uintptr_t>(t.data)),
+                 s[0], s[1], s[2], s[3], s[4]});
+}
+
+Digests digests_of(const CachedProblem& p) {
+  const KvCacheView& c = p.cache;
+  const SequenceMaskView& m = p.mask;
+  return {shape_of(p.q),
+          identity_of(p.cu_seqlens_q),
+          shape_of(c.k),
+          shape_of(c.v),
+          identity_of(c.page_table),
+          identity_of(c.page_indptr),
+          identity_of(c.page_indices),
+          identity_of(c.seqlens),
+          identity_of(m.bounds),
+          identity_of(m.tail),
+          identity_of(m.tail_lens),
+          identity_of(m.tail_depth),
+          identity_of(m.q_pos),
+          identity_of(m.k_pos),
+          digest({m.causal, p.diagonal_lo, p.diagonal_hi, static_cast<int64_t>(m.key_layout)}),
+          digest({p.batch_invariant, p.split_size})};
+}
+
+uint64_t digest_of(const Digests& digests) {
+  uint64_t hash = 0;
+  for (const uint64_t x : digests) hash = content_hash::scramble(hash * content_hash::kGolden + x);
+  return hash;
+}
+
+void check_capacities(const CachedCapacities& c) {
+  for (const auto& [name, n] : {std::pair{"max_batch", c.max_batch},
+                                {"max_rows", c.max_rows},
+                                {"max_keys", c.max_keys},
+                                {"max_total_keys", c.max_total_keys}}) {
+    if (n < 0 || n > kMaxPlanBytes) throw_invalid(name, " is ", n, "; it must be between 0 and 2^40");
+  }
+  for (const auto& [name, n] : {std::pair{"heads_q", c.heads_q},
+                                {"heads_kv", c.heads_kv},
+                                {"head_dim", c.head_dim},
+                                {"head_dim_v", c.head_dim_v}}) {
+    if (n < 1) throw_invalid(name, " is ", n, "; it must be at least 1");
+  }
+  if (c.heads_q % c.heads_kv != 0)
+    throw_invalid("heads_q is ", c.heads_q, " and heads_kv ", c.heads_kv, "; the former must be a multiple");
+}
+
+/// Throws unless the plan has room for the call.
+void check_fits(const CachedCapacities& c, const CachedProblem& p) {
+  for (const auto& [what, got, capacity, name] :
+       {std::tuple{"requests", p.batch, c.max_batch, "max_batch"}, {"rows", p.total_rows(), c.max_rows, "max_rows"}}) {
+    if (got > capacity) throw_invalid("the call has ", got, " ", what, " and the plan ", name, " ", capacity);
+  }
+  if (!p.cache.page_indptr.defined() && p.capacity > round_up(c.max_keys, std::max<int64_t>(p.page_size, 1)))
+    throw_invalid("a request has room for ", p.capacity, " keys and the plan max_keys ", c.max_keys);
+  for (const auto& [name, got, planned] : {std::tuple{"heads_q", p.heads_q, c.heads_q},
+                                           {"heads_kv", p.heads_kv, c.heads_kv},
+                                           {"head_dim", p.head_dim, c.head_dim},
+                                           {"head_dim_v", p.head_dim_v, c.head_dim_v},
+                                           {"split_size", p.split_size, c.split_size}}) {
+    if (got != planned) throw_invalid(name, " of the call is ", got, " and of the plan ", planned);
+  }
+  if (p.batch_invariant != c.batch_invariant)
+    throw_invalid("batch_invariant of the call is ", p.batch_invariant, " and of the plan ", c.batch_invariant);
+}
+
+/// The plan's buffer, checked.
+PlanHeader& header_of(const CachedPlan& plan) {
+  if (plan.buffer.size() < sizeof(PlanHeader))
+    throw_invalid("the plan's buffer has ", plan.buffer.size(), " bytes; cached_plan_bytes says how many it needs");
+  if (reinterpret_cast<std::uintptr_t>(plan.buffer.data()) % alignof(PlanHeader) != 0)
+    throw_invalid("the plan's buffer is not aligned to ", alignof(PlanHeader), " bytes");
+  return *reinterpret_cast<PlanHeader*>(plan.buffer.data());
+}
+
+void check_device(const CachedPlan& plan, const CachedProblem& p) {
+  if (plan.device != p.device)
+    throw_invalid("the plan is on ", describe(plan.device), " and q on ", describe(p.device),
+                  "; a call has one device");
+}
+
+}  // namespace
+
+std::size_t cached_plan_bytes(const CachedCapacities& capacities, const Device& device) {
+  check_capacities(capacities);
+  if (device.kind != Device::Kind::kCpu)
+    throw_unsupported("a plan on ", describe(device), ": no backend there reads a KV cache");
+  return sizeof(PlanHeader);
+}
+
+void build_cached_plan(const CachedForwardArgs& args, CachedPlan& plan, const Options& options) {
+  with_memory_errors([&] {
+    check_capacities(plan.capacities);
+    const CachedProblem problem = check_cached(args, options, false);
+    check_stream(problem.device, options.stream);
+    check_device(plan, problem);
+    check_fits(plan.capacities, problem);
+    plan.built_for = digests_of(problem);
+    header_of(plan) = {kMagic, digest_of(plan.built_for)};
+  });
+}
+
+void check_is_built_for(const CachedPlan& plan, const CachedProblem& problem) {
+  check_device(plan, problem);
+  const PlanHeader& header = header_of(plan);
+  if (plan.built_for == Digests{} || header.magic != kMagic || header.digest != digest_of(plan.built_for))
+    throw_invalid("the plan was never built, or its buffer holds something else; build it first (plan.update)");
+  const Digests now = digests_of(problem);
+  for (std::size_t n = 0; n < now.size(); ++n) {
+    if (now[n] != plan.built_for[n])
+      throw_invalid(kNames[n], " is another than when the plan was built; build it again (plan.update)");
+  }
+}
+
+}  // namespace flashmask

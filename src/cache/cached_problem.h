@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "flashmask/kv_cache.h"
+
+namespace flashmask {
+
+/// A checked call over a cache, as the backends see it. q, out and lse have the dimensions of a packed call, [rows,
+/// heads, dim] and [heads, rows], or four and three of an unpacked one; row_of() knows.
+struct CachedProblem {
+  int64_t batch = 0, heads_q = 0, heads_kv = 0, head_dim = 0, head_dim_v = 0;
+  int64_t rows = 0;      ///< each request's, or with cu_seqlens_q those of all together
+  int64_t capacity = 0;  ///< keys that a request has room for; of lists of pages the longest there can be
+  int64_t page_size = 0, pages = 0;
+  DataType dtype = DataType::kNone, cache_dtype = DataType::kNone;
+  Device device{};
+  double softmax_scale = 1;
+  Features features{};
+  int threads = 0, max_ctas = 0;
+  void* stream = nullptr;
+  bool batch_invariant = false;
+  int64_t split_size = kDefaultSplitSize;
+
+  TensorView q, out, lse, cu_seqlens_q;
+  KvCacheView cache;  ///< scales have three dimensions or are undefined
+  SequenceMaskView mask;
+  /// The band on the positions' difference, key - row, both ends inclusive; unbounded: beyond any, and yet such that
+  /// sums with a position do not overflow.
+  int64_t diagonal_lo = -(int64_t{1} << 40), diagonal_hi = int64_t{1} << 40;
+  const CachedPlan* plan = nullptr;
+
+  bool is_packed() const { return cu_seqlens_q.defined(); }
+  bool has_tables() const { return cache.page_table.defined() || cache.page_indptr.defined(); }
+  int64_t group_size() const { return heads_q / heads_kv; }
+  /// Most splits of a sequence.
+  int64_t splits() const { return (capacity + split_size - 1) / split_size; }
+  /// Rows that the tensors have, of all requests.
+  int64_t total_rows() const { return is_packed() ? rows : batch * rows; }
+  bool is_empty() const { return total_rows() == 0; }
+};
+
+/// The rows of a call that are a request's: [begin, begin + count) of a packed q, or of batch entry b.
+struct RequestRows {
+  int64_t begin = 0, count = 0;
+};
+
+/// First element of a request's row i, 0 <= i < its count, and head h in q or out.
+template <typename T>
+T* cached_row(const CachedProblem& p, const TensorView& t, int64_t b, const RequestRows& rows, int64_t i, int64_t h) {
+  T* const data = static_cast<T*>(t.data);
+  if (p.is_packed()) return data + (rows.begin + i) * t.stride[0] + h * t.stride[1];
+  return data + b * t.stride[0] + i * t.stride[1] + h * t.stride[2];
+}
+
+/// Offset of the row's element in lse.
+inline int64_t cached_lse_offset(const CachedProblem& p, int64_t b, const RequestRows& rows, int64_t i, int64_t h) {
+  const auto& stride = p.lse.stride;
+  return p.is_packed() ? h * stride[0] + (rows.begin + i) * stride[1] : b * stride[0] + h * stride[1] + i * stride[2];
+}
+
+/// Checks a call and takes it apart. `with_data`: also that pointers are there (not for workspace queries).
+CachedProblem check_cached(const CachedForwardArgs& args, const Options& options, bool with_data);
+
+/// Rows to append, checked.
+struct AppendProblem {
+  CachedProblem call;  ///< its q is k's rows; out, lse and the options are not there
+  TensorView k, v, slots, bounds;
+};
+AppendProblem check_append(const AppendArgs& args, const Options& options);
+
+}  // namespace flashmask

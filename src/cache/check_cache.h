@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Checks that calls over a cache and appending to it share. Problems are filled in from the top: device, dtype, batch,
+// heads_q and head_dim first.
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+
+#include "cache/cached_problem.h"
+
+namespace flashmask {
+
+bool has_shape(const TensorView& t, std::initializer_list<int64_t> shape);
+
+/// Throws unless the tensor can be read on the call's device.
+void check_readable(const CachedProblem& p, const char* argument, const TensorView& t, bool with_data);
+
+/// Throws unless an int32 tensor is what `accepts` says, in words `accepted`, and can be read.
+void check_int32(const CachedProblem& p, const char* argument, const TensorView& t, bool accepts,
+                 const std::string& accepted, bool with_data);
+
+void check_cu_seqlens(const CachedProblem& p, const char* argument, bool with_data);
+
+/// Checks cache, tables, scales, band and bounds, and reads their sizes.
+void read_sequences(CachedProblem& p, bool with_data);
+
+}  // namespace flashmask

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include "cache/cached_call.h"
+#include "support/expect_error.h"
+
+namespace flashmask::test {
+namespace {
+
+const CachedShape kShape{.keys = {70, 5}, .rows = {3, 9}, .vectors = 1};
+
+/// A plan with room for the shape, and its buffer.
+struct OwnPlan {
+  std::vector<std::byte> buffer;
+  CachedPlan plan;
+
+  explicit OwnPlan(CachedCapacities capacities = {.max_batch = 4,
+                                                  .max_rows = 64,
+                                                  .max_keys = 256,
+                                                  .heads_q = 4,
+                                                  .heads_kv = 2,
+                                                  .head_dim = 24,
+                                                  .head_dim_v = 24})
+      : buffer(cached_plan_bytes(capacities, {})), plan{.capacities = capacities, .buffer = buffer} {}
+};
+
+TEST(CachedPlanTest, ACallWithItHasTheBitsOfOneWithout) {
+  const CachedCase c(kShape, 1);
+  LaidOutCall call(c, {});
+  const auto wanted = call.run().all_bits();
+  OwnPlan own;
+  build_cached_plan(call.args, own.plan);
+  call.args.plan = &own.plan;
+  EXPECT_EQ(call.run().all_bits(), wanted);
+}
+
+TEST(CachedPlanTest, ACallThatDiffersIsRefused) {
+  const CachedCase c(kShape, 2);
+  LaidOutCall call(c, {}), other(c, {});
+  OwnPlan own;
+  call.args.plan = &own.plan;
+  expect_invalid({"plan was never built"}, [&] { call.run(); });
+  build_cached_plan(call.args, own.plan);
+  const CachedForwardArgs right = call.args;
+  const auto refused = [&](const char* name) {
+    expect_invalid({name, "build it again"}, [&] { call.run(); });
+    call.args = right;
+  };
+  call.args.cache.seqlens = other.args.cache.seqlens;
+  refused("seqlens is another");
+  call.args.cache.page_table = other.args.cache.page_table;
+  refused("page_table is another");
+  call.args.mask.bounds = other.args.mask.bounds;
+  refused("mask.bounds is another");
+  call.args.mask.window_left = 7;
+  refused("window_size");
+  call.args.cu_seqlens_q = other.args.cu_seqlens_q;
+  refused("cu_seqlens_q is another");
+  call.args.split_size = 256;
+  refused("split_size");
+  own.buffer[0] = std::byte{1};
+  expect_invalid({"plan was never built, or its buffer holds something else"}, [&] { call.run(); });
+}
+
+TEST(CachedPlanTest, Capacities) {
+  const CachedCase c(kShape, 3);
+  LaidOutCall call(c, {});
+  const CachedCapacities room = OwnPlan().plan.capacities;
+  const auto refused = [&](CachedCapacities capacities, std::initializer_list<std::string> parts) {
+    OwnPlan own(capacities);
+    expect_invalid(parts, [&] { build_cached_plan(call.args, own.plan); });
+  };
+  CachedCapacities small = room;
+  small.max_batch = 1;
+  refused(small, {"2 requests", "max_batch 1"});
+  small = room;
+  small.max_rows = 11;
+  refused(small, {"14 rows", "max_rows 11"});
+  small = room;
+  small.max_keys = 60;
+  refused(small, {"keys", "max_keys 60"});
+  small = room;
+  small.heads_kv = 4;
+  refused(small, {"heads_kv of the call is 2 and of the plan 4"});
+  small = room;
+  small.max_keys = -1;
+  expect_invalid({"max_keys is -1"}, [&] { cached_plan_bytes(small, {}); });
+  OwnPlan own;
+  own.plan.buffer = own.plan.buffer.first(1);
+  expect_invalid({"buffer has 1 bytes"}, [&] { build_cached_plan(call.args, own.plan); });
+  expect_error(ErrorCode::kUnsupported, {"CUDA device 0", "KV cache"},
+               [&] { cached_plan_bytes(room, {Device::Kind::kCuda, 0}); });
+}
+
+}  // namespace
+}  // namespace flashmask::test
