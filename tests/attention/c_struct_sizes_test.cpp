@@ -62,7 +62,8 @@ template <typename Struct>
 class StructSizes : public testing::Test {};
 
 using Structs = testing::Types<fm_mask, fm_options, fm_forward_args, fm_backward_args, fm_gpu_model, fm_mask_parameters,
-                               fm_statistics, fm_cells, fm_segments, fm_placement>;
+                               fm_statistics, fm_cells, fm_segments, fm_placement, fm_kv_cache, fm_sequence_mask,
+                               fm_cached_plan, fm_cached_args, fm_append_args>;
 TYPED_TEST_SUITE(StructSizes, Structs);
 
 TYPED_TEST(StructSizes, AVersionsAreTakenAndNoOther) {

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from .errors import UnrepresentableMaskError, UnsupportedError
 
 __all__ = [
+    "BATCH_INVARIANT",
     "BOOL",
     "BFLOAT16",
     "CAUSAL",
@@ -23,6 +24,7 @@ __all__ = [
     "FLOAT16",
     "FLOAT32",
     "FLOAT64",
+    "FLOAT8_E4M3",
     "HAS_Q_OFFSET",
     "HAS_SCALE",
     "HAS_WINDOW",
@@ -30,21 +32,27 @@ __all__ = [
     "INT64",
     "INTERNAL",
     "INVALID_ARGUMENT",
+    "KEYS_IN_PAGES",
     "NO_DEVICE",
     "OK",
     "OUT_OF_MEMORY",
     "UINT8",
     "UNREPRESENTABLE",
     "UNSUPPORTED",
+    "AppendArgs",
     "BackwardArgs",
+    "CachedArgs",
+    "CachedPlan",
     "Cells",
     "ExecutedTiles",
     "ForwardArgs",
     "GpuModel",
+    "KvCache",
     "Mask",
     "MaskParameter",
     "MaskParameters",
     "Placement",
+    "SequenceMask",
     "Statistics",
     "Tensor",
     "check",
@@ -70,8 +78,8 @@ except ImportError:  # the structs do without
 
 AnyStruct = TypeVar("AnyStruct", bound=C.Structure)
 
-FLOAT32, FLOAT64, BFLOAT16, FLOAT16, INT32, BOOL, UINT8, INT64 = range(1, 9)
-DETERMINISTIC, CAUSAL, HAS_Q_OFFSET, HAS_WINDOW, HAS_SCALE = 1, 2, 4, 8, 16
+FLOAT32, FLOAT64, BFLOAT16, FLOAT16, INT32, BOOL, UINT8, INT64, FLOAT8_E4M3 = range(1, 10)
+DETERMINISTIC, CAUSAL, HAS_Q_OFFSET, HAS_WINDOW, HAS_SCALE, BATCH_INVARIANT, KEYS_IN_PAGES = 1, 2, 4, 8, 16, 32, 64
 OK, INVALID_ARGUMENT, UNSUPPORTED, UNREPRESENTABLE, NO_DEVICE, OUT_OF_MEMORY, INTERNAL = range(7)
 DEVICE_CPU = 0
 # By their names, which all libraries of arrays share.
@@ -84,6 +92,7 @@ DTYPES = {
     "bool": BOOL,
     "uint8": UINT8,
     "int64": INT64,
+    "float8_e4m3fn": FLOAT8_E4M3,
 }
 
 
@@ -201,6 +210,58 @@ class GpuModel(C.Structure):
     ]
 
 
+class KvCache(C.Structure):
+    _fields_ = [
+        ("struct_size", C.c_uint32),
+        ("reserved", C.c_uint32),
+        *((n, Tensor) for n in "k v page_table page_indptr page_indices seqlens k_scale v_scale".split()),
+    ]
+
+
+class SequenceMask(C.Structure):
+    _fields_ = [
+        ("struct_size", C.c_uint32),
+        ("flags", C.c_uint32),
+        ("window_left", C.c_int64),
+        ("window_right", C.c_int64),
+        *((n, Tensor) for n in "bounds tail tail_lens tail_depth q_pos k_pos".split()),
+    ]
+
+
+class CachedPlan(C.Structure):
+    _fields_ = [
+        ("struct_size", C.c_uint32),
+        ("flags", C.c_uint32),
+        *((n, C.c_int64) for n in "max_batch max_rows max_keys max_total_keys".split()),
+        *((n, C.c_int64) for n in "heads_q heads_kv head_dim head_dim_v split_size".split()),
+        ("buffer", C.c_void_p),
+        ("bytes", C.c_size_t),
+        ("built_for", C.c_uint64 * 16),
+    ]
+
+
+class CachedArgs(C.Structure):
+    _fields_ = [
+        ("struct_size", C.c_uint32),
+        ("flags", C.c_uint32),
+        ("split_size", C.c_int64),
+        *((n, Tensor) for n in "q out lse cu_seqlens_q".split()),
+        ("cache", C.POINTER(KvCache)),
+        ("mask", C.POINTER(SequenceMask)),
+        ("plan", C.POINTER(CachedPlan)),
+    ]
+
+
+class AppendArgs(C.Structure):
+    _fields_ = [
+        ("struct_size", C.c_uint32),
+        ("reserved", C.c_uint32),
+        *((n, Tensor) for n in "k v cu_seqlens slots bounds".split()),
+        ("cache", C.POINTER(KvCache)),
+        ("mask", C.POINTER(SequenceMask)),
+    ]
+
+
 def library_path(variable: str, name: str) -> Path:
     """The file that the environment variable names, or `name` beside the package; ImportError if it is not there."""
     path = Path(os.environ.get(variable) or Path(__file__).parents[1] / name)
@@ -232,6 +293,13 @@ _ARGUMENTS = {
     "fm_forward": [_POINTER, _POINTER, _SIZE, _POINTER],
     "fm_backward_workspace": [_POINTER, _POINTER, _POINTER],
     "fm_backward": [_POINTER, _POINTER, _SIZE, _POINTER],
+    "fm_cached_forward_workspace": [_POINTER, _POINTER, _POINTER],
+    "fm_cached_forward": [_POINTER, _POINTER, _SIZE, _POINTER],
+    "fm_cached_plan_bytes": [_POINTER, _POINTER, _POINTER],
+    "fm_cached_plan_build": [_POINTER, _POINTER, _POINTER],
+    "fm_append_kv": [_POINTER, _POINTER],
+    "fm_cached_validate": [_POINTER],
+    "fm_explain_cached": [_POINTER, _POINTER, *_TEXT],
     "fm_dropout_mask": [C.c_double, _POINTER, _POINTER],
     "fm_explain": [_POINTER, _POINTER, *_TEXT],
     "fm_explain_backward": [_POINTER, _POINTER, *_TEXT],

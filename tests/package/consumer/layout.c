@@ -29,12 +29,16 @@ VALUE(FM_FLOAT16, 4);
 VALUE(FM_INT32, 5);
 VALUE(FM_BOOL, 6);
 VALUE(FM_UINT8, 7);
+VALUE(FM_INT64, 8);
+VALUE(FM_FLOAT8_E4M3, 9);
 
 VALUE(FM_DETERMINISTIC, 1);
 VALUE(FM_CAUSAL, 2);
 VALUE(FM_HAS_Q_OFFSET, 4);
 VALUE(FM_HAS_WINDOW, 8);
 VALUE(FM_HAS_SCALE, 16);
+VALUE(FM_BATCH_INVARIANT, 32);
+VALUE(FM_KEYS_IN_PAGES, 64);
 VALUE(FM_DEVICE_CPU, 0);
 
 /* These two have no struct_size, so they cannot grow. */
@@ -164,3 +168,66 @@ AT(fm_placement, owner_count, 48);
 AT(fm_placement, live_tiles, 56);
 AT(fm_placement, received, 64);
 ENDS_WITH(fm_placement, received);
+
+AT(fm_kv_cache, struct_size, 0);
+AT(fm_kv_cache, reserved, 4);
+AT(fm_kv_cache, k, 8);
+AT(fm_kv_cache, v, 104);
+AT(fm_kv_cache, page_table, 200);
+AT(fm_kv_cache, page_indptr, 296);
+AT(fm_kv_cache, page_indices, 392);
+AT(fm_kv_cache, seqlens, 488);
+AT(fm_kv_cache, k_scale, 584);
+AT(fm_kv_cache, v_scale, 680);
+ENDS_WITH(fm_kv_cache, v_scale);
+
+AT(fm_sequence_mask, struct_size, 0);
+AT(fm_sequence_mask, flags, 4);
+AT(fm_sequence_mask, window_left, 8);
+AT(fm_sequence_mask, window_right, 16);
+AT(fm_sequence_mask, bounds, 24);
+AT(fm_sequence_mask, tail, 120);
+AT(fm_sequence_mask, tail_lens, 216);
+AT(fm_sequence_mask, tail_depth, 312);
+AT(fm_sequence_mask, q_pos, 408);
+AT(fm_sequence_mask, k_pos, 504);
+ENDS_WITH(fm_sequence_mask, k_pos);
+
+AT(fm_cached_plan, struct_size, 0);
+AT(fm_cached_plan, flags, 4);
+AT(fm_cached_plan, max_batch, 8);
+AT(fm_cached_plan, max_rows, 16);
+AT(fm_cached_plan, max_keys, 24);
+AT(fm_cached_plan, max_total_keys, 32);
+AT(fm_cached_plan, heads_q, 40);
+AT(fm_cached_plan, heads_kv, 48);
+AT(fm_cached_plan, head_dim, 56);
+AT(fm_cached_plan, head_dim_v, 64);
+AT(fm_cached_plan, split_size, 72);
+AT(fm_cached_plan, buffer, 80);
+AT(fm_cached_plan, bytes, 88);
+AT(fm_cached_plan, built_for, 96);
+ENDS_WITH(fm_cached_plan, built_for);
+
+AT(fm_cached_args, struct_size, 0);
+AT(fm_cached_args, flags, 4);
+AT(fm_cached_args, split_size, 8);
+AT(fm_cached_args, q, 16);
+AT(fm_cached_args, out, 112);
+AT(fm_cached_args, lse, 208);
+AT(fm_cached_args, cu_seqlens_q, 304);
+AT(fm_cached_args, cache, 400);
+AT(fm_cached_args, mask, 408);
+AT(fm_cached_args, plan, 416);
+ENDS_WITH(fm_cached_args, plan);
+
+AT(fm_append_args, struct_size, 0);
+AT(fm_append_args, reserved, 4);
+AT(fm_append_args, k, 8);
+AT(fm_append_args, v, 104);
+AT(fm_append_args, cu_seqlens, 200);
+AT(fm_append_args, slots, 296);
+AT(fm_append_args, bounds, 392);
+AT(fm_append_args, cache, 488);
+AT(fm_append_args, mask, 496);
+ENDS_WITH(fm_append_args, mask);
