@@ -125,18 +125,24 @@ def mask_parameters(vectors: dict[str, capi.Tensor], numbers: dict[str, int]) ->
 def _run(
     frontend: Frontend, name: str, kind: type[C.Structure], arrays: dict[str, Any], mask: Any, options: dict[str, Any]
 ) -> None:
-    """`options` as call_options.make takes them, but tensors and `dropout_state` are arrays or None."""
-    options = call_options.described(options, lambda x, name: frontend.array(x).described(name))
-    if (state := options.pop("dropout_state", None)) is not None:
-        options["dropout_state"] = dropout_state(frontend, state)
     args: Any = capi.make(kind, **{name: frontend.array(x).described(name) for name, x in arrays.items()})
     if mask is not None:
         args.mask = C.pointer(mask_of(frontend, mask))
-    request = _Request(frontend, arrays["q"])
+    run(frontend, name, args, arrays["q"], options)
+
+
+def run(frontend: Frontend, name: str, args: Any, like: Any, options: dict[str, Any]) -> None:
+    """Calls a function of the library that computes where `like` is, in workspace that it asks for.
+
+    args: its struct, whose arrays have to stay. `options` as call_options.make takes them, but tensors and
+    `dropout_state` are arrays or None.
+    """
+    options = call_options.described(options, lambda x, name: frontend.array(x).described(name))
+    if (state := options.pop("dropout_state", None)) is not None:
+        options["dropout_state"] = dropout_state(frontend, state)
+    request = _Request(frontend, like)
     context = id(request)
-    fm_options = call_options.make(
-        **options, **frontend.place(arrays["q"]), allocate=_ALLOCATE, allocate_context=context
-    )
+    fm_options = call_options.make(**options, **frontend.place(like), allocate=_ALLOCATE, allocate_context=context)
     _requests[context] = request
     try:
         status = getattr(capi.load(), name)(C.byref(args), None, 0, C.byref(fm_options))
