@@ -103,8 +103,8 @@ class KvCache:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SequenceMask:
-    """A mask of sequences: which keys their rows see. Rows and keys count from the beginning of the *sequence*, so one mask serves
-    prefill, every chunk and decode. All arrays are int32 and borrowed.
+    """A mask of sequences: which keys their rows see. Rows and keys count from the beginning of the *sequence*, so one
+    mask serves prefill, every chunk and decode. All arrays are int32 and borrowed.
 
     causal: keys after a row's position are hidden.
     window_size: (left, right), keys around a row's position that it sees; -1: open. An int is both sides.
