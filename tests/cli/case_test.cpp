@@ -2,10 +2,13 @@
 // Cases of `flashmask verify`: as text, as masks, as tensors.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "families/families.h"
 #include "support/independent_rule.h"
+#include "verify/any_case.h"
+#include "verify/cached_cases.h"
 #include "verify/case_masks.h"
 #include "verify/covering_cases.h"
 #include "verify/problem.h"
@@ -47,6 +50,47 @@ TEST(CaseText, NamesWhatItDoesNotUnderstand) {
                            "q_offset=1 positions=each", "heads_q=3 heads_kv=2", "seed=-1", "seqlen_q=99999999999"}) {
     EXPECT_THROW(parse_case(line), Error) << line;
   }
+}
+
+TEST(CachedCaseText, ReadsBackWhatItWrites) {
+  for (int64_t n = 0; n < 500; ++n) {
+    const CachedCase c = random_cached_case(1, n);
+    EXPECT_EQ(std::get<CachedCase>(parse_any_case(describe(c))), c) << describe(c);
+  }
+}
+
+TEST(CachedCaseText, NamesWhatItDoesNotUnderstand) {
+  for (const char* line :
+       {"cache=", "cache=heap", "cache=table keys=1,", "cache=table keys=1,2 rows=1", "cache=table page_size=0",
+        "cache=table heads_q=3 heads_kv=2", "cache=table keys=1,2 rows=1,2 packed=no", "cache=table family=causal",
+        "cache=table bad=yes shared=4", "cache=table tail=129", "cache=table window=3"}) {
+    EXPECT_THROW(parse_any_case(line), Error) << line;
+  }
+}
+
+TEST(CachedCaseText, CachesAreAKindOfTheirOwn) {
+  EXPECT_TRUE(std::holds_alternative<CachedCase>(parse_any_case("seed=1 cache=lists")));
+  EXPECT_TRUE(std::holds_alternative<Case>(parse_any_case("family=causal seed=1")));
+}
+
+TEST(CachedCases, CoverWhatACacheMayBe) {
+  const std::vector<CachedCase> cases = covering_cached_cases();
+  EXPECT_GE(cases.size(), 36u);
+  const auto any = [&](const auto& holds) { return std::ranges::any_of(cases, holds); };
+  for (const int64_t size : {1, 3, 16, 64, 128})
+    EXPECT_TRUE(any([&](const CachedCase& c) { return c.has_tables() && c.page_size == size; })) << size;
+  for (const ScaleShape shape :
+       {ScaleShape::kTensor, ScaleShape::kHead, ScaleShape::kPage, ScaleShape::kToken, ScaleShape::kTokenHead}) {
+    EXPECT_TRUE(any([&](const CachedCase& c) { return c.k_scale == shape; }));
+    EXPECT_TRUE(any([&](const CachedCase& c) { return c.v_scale == shape; }));
+  }
+  for (const int64_t vectors : {1, 2, 4})
+    EXPECT_TRUE(any([&](const CachedCase& c) { return c.vectors == vectors && c.vectors_by_head; })) << vectors;
+  EXPECT_TRUE(any([](const CachedCase& c) { return c.group_size() == 16; }));
+  EXPECT_TRUE(any([](const CachedCase& c) { return c.tail > 32 && c.tail_depth && c.window.left >= 0; }));
+  EXPECT_TRUE(any([](const CachedCase& c) { return c.tail > 0 && c.positions == CachedPositions::kRowsAndKeys; }));
+  EXPECT_TRUE(any([](const CachedCase& c) { return c.bad && c.tables == CacheTables::kLists; }));
+  EXPECT_TRUE(any([](const CachedCase& c) { return c.shared_keys() > 0 && c.batch() > 1; }));
 }
 
 TEST(CaseMask, HasTheLengthsAndCountsOfTheCase) {

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "cli/program.h"
-#include "verify/case.h"
+#include "verify/any_case.h"
 
 namespace flashmask::test {
 namespace {
@@ -51,7 +51,7 @@ TEST(Verify, AsksForTheFeaturesThatABackendTakes) {
     const std::vector<std::string> which =
         covering ? std::vector<std::string>{"--covering"} : std::vector<std::string>{"--cases", "200"};
     const auto cases = [&](std::string backend) {
-      std::vector<std::string> arguments{"verify", "--list", "--backend", backend};
+      std::vector<std::string> arguments{"verify", "--list", "--caches", "no", "--backend", backend};
       arguments.insert(arguments.end(), which.begin(), which.end());
       return output_of(arguments);
     };
@@ -99,7 +99,7 @@ TEST(Verify, TheSameSeedGivesTheSameCases) {
   const std::vector<std::string> lines = lines_of(cases("1"));
   EXPECT_EQ(lines.size(), 50u);
   EXPECT_EQ(std::set<std::string>(lines.begin(), lines.end()).size(), 50u);
-  for (const std::string& line : lines) EXPECT_EQ(describe(verify::parse_case(line)), line);
+  for (const std::string& line : lines) EXPECT_EQ(describe(verify::parse_any_case(line)), line);
   // A longer list begins with the shorter one.
   EXPECT_TRUE(output_of({"verify", "--list", "--cases", "60", "--seed", "1"}).starts_with(cases("1")));
 }
@@ -146,11 +146,39 @@ TEST(Verify, FamiliesLimitTheCases) {
 TEST(Verify, ListsTheCoveringCases) {
   const std::vector<std::string> lines = lines_of(output_of({"verify", "--covering", "--list"}));
   EXPECT_GE(lines.size(), 1500u);
-  for (const std::string& line : lines) EXPECT_EQ(describe(verify::parse_case(line)), line);
+  for (const std::string& line : lines) EXPECT_EQ(describe(verify::parse_any_case(line)), line);
   EXPECT_EQ(json_of({"verify", "--covering", "--list", "--json"})["cases"].size(), lines.size());
   for (const std::string& line : lines_of(output_of({"verify", "--covering", "--list", "--families", "padding"}))) {
     EXPECT_TRUE(line.starts_with("family=padding ")) << line;
   }
+}
+
+TEST(Verify, DrawsCallsOverCaches) {
+  const auto count = [](std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), {"verify", "--list"});
+    return std::ranges::count_if(lines_of(output_of(arguments)), verify::is_cached);
+  };
+  EXPECT_EQ(count({"--cases", "50"}), 10);
+  EXPECT_EQ(count({"--cases", "50", "--families", "causal"}), 0);
+  EXPECT_EQ(count({"--cases", "50", "--families", "causal", "--caches", "yes"}), 10);
+  EXPECT_EQ(count({"--cases", "50", "--caches", "no"}), 0);
+  EXPECT_EQ(count({"--cases", "50", "--caches", "only"}), 50);
+  EXPECT_GE(count({"--covering"}), 36);
+  EXPECT_EQ(count({"--covering", "--families", "causal"}), 0);
+  EXPECT_EQ(count({"--covering", "--dtypes", "bfloat16"}), 0);
+}
+
+TEST(Verify, AListedCaseOverACacheRuns) {
+  const std::string line = lines_of(output_of({"verify", "--list", "--cases", "5", "--caches", "only"})).at(4);
+  EXPECT_EQ(lines_of(output_of(on_backend({"verify", "--case", line}))).back(), "1 passed, 0 failed");
+}
+
+TEST(Verify, AFailureOverACacheIsPrintedWithALineThatRunsItAgain) {
+  const std::string line = "cache=table keys=9 rows=1 head_dim=300";
+  const Outcome outcome = run_program(on_backend({"verify", "--case", line}));
+  EXPECT_EQ(outcome.status, kFailed);
+  expect_contains(outcome.out, "head_dim");
+  expect_contains(outcome.out, "--case '" + describe(verify::parse_any_case(line)) + "'");
 }
 
 TEST(Verify, AListedCaseRuns) {
@@ -164,6 +192,8 @@ TEST(VerifyErrors, UnknownBackendsFamiliesAndCases) {
   expect_failure({"verify", "--families", "causal,diagonal"}, kFailed, {"'diagonal'", "prefix_tree"});
   expect_failure({"verify", "--families", ""}, kFailed, {"''"});
   expect_failure({"verify", "--case", "family=causal colour=3"}, kFailed, {"colour=3", "heads_q"});
+  expect_failure({"verify", "--case", "cache=table colour=3"}, kFailed, {"colour=3", "page_size"});
+  expect_failure({"verify", "--caches", "some"}, kWrongUsage, {"--caches", "some", "only"});
   expect_failure({"verify", "--case", "batch=x"}, kFailed, {"batch", "'x'"});
   expect_failure({"verify", "--case", "dtype=float8"}, kFailed, {"dtype", "float8", "bfloat16"});
   expect_failure({"verify", "--case", "heads_q=3 heads_kv=2"}, kFailed, {"heads_q", "heads_kv"});

@@ -15,6 +15,7 @@
 #include "flashmask/attention.h"
 #include "support/extent.h"
 #include "support/independent_rule.h"
+#include "verify/cached_cases.h"
 #include "verify/case_masks.h"
 #include "verify/covering_cases.h"
 #include "verify/run_case.h"
@@ -153,6 +154,24 @@ TEST(Conformance, EveryBackendOnTheCoveringList) {
                 skipped);
     EXPECT_EQ(passed, cases.size());
     EXPECT_LE(skipped, cases.size() / 2) << "too little is checked";
+  }
+}
+
+TEST(Conformance, EveryBackendOnTheCoveringListOfCaches) {
+  std::vector<verify::AnyCase> cases;
+  for (const verify::CachedCase& c : verify::covering_cached_cases()) cases.emplace_back(c);
+  for (const BackendInfo& backend : backends()) {
+    if (!backend.usable) continue;
+    std::size_t skipped = 0;
+    const verify::RunOptions options{.backend = backend.name};
+    verify::run_cases(cases, options, 0, [&](std::size_t index, const verify::Verdict& verdict) {
+      skipped += !verdict.skipped.empty();
+      std::string text = backend.name + ": case " + describe(cases[index]);
+      for (const std::string& failure : verdict.failures) text += "\n  " + failure;
+      if (!verdict.passed()) ADD_FAILURE() << text;
+    });
+    std::printf("%s: %zu cases over caches, %zu of them skipped\n", backend.name.c_str(), cases.size(), skipped);
+    EXPECT_EQ(skipped, backend.name == "cuda" ? cases.size() : 0) << backend.name;
   }
 }
 

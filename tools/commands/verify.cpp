@@ -18,6 +18,8 @@
 #include "cli/progress.h"
 #include "flashmask/attention.h"
 #include "flashmask/status.h"
+#include "verify/any_case.h"
+#include "verify/cached_cases.h"
 #include "verify/covering_cases.h"
 #include "verify/features.h"
 #include "verify/random_cases.h"
@@ -41,6 +43,7 @@ std::string default_backend() {
 struct VerifyArguments {
   std::string backend = default_backend();
   std::string families = "all";
+  std::string caches = "auto";
   int64_t cases = 200;
   uint64_t seed = 0;
   int threads = 2;
@@ -52,13 +55,27 @@ struct VerifyArguments {
   std::vector<std::string> lines;  ///< --case
 };
 
-using TakeCase = std::function<void(const verify::Case&)>;
+using TakeCase = std::function<void(const verify::AnyCase&)>;
+
+/// One random case in so many is over a cache.
+constexpr int64_t kOneInCached = 5;
+
+/// Families are those of square masks, so choosing among them leaves out caches, unless these are asked for.
+bool has_caches(const VerifyArguments& arguments) {
+  return arguments.caches == "auto" ? arguments.families == "all" : arguments.caches != "no";
+}
 
 void each_random_case(const VerifyArguments& arguments, const TakeCase& take) {
   std::vector<std::string> families = family_list(arguments.families);
   if (arguments.families == "all") families.emplace_back(verify::kNoMask);
   const std::vector<std::string> refused = verify::refused_features(arguments.backend);
-  for (int64_t n = 0; n < arguments.cases; ++n) take(verify::random_case(arguments.seed, n, families, refused));
+  for (int64_t n = 0; n < arguments.cases; ++n) {
+    if (arguments.caches == "only" || (has_caches(arguments) && n % kOneInCached == kOneInCached - 1)) {
+      take(verify::random_cached_case(arguments.seed, n));
+    } else {
+      take(verify::random_case(arguments.seed, n, families, refused));
+    }
+  }
 }
 
 verify::CoveringValues covering_values(const VerifyArguments& arguments) {
@@ -81,13 +98,24 @@ std::vector<verify::Case> covering_cases(const VerifyArguments& arguments) {
   return cases;
 }
 
+/// True unless the list is restricted to values that caches do not have.
+bool has_covering_caches(const VerifyArguments& arguments) {
+  const bool restricted = !arguments.dtypes.empty() || !arguments.layouts.empty() || !arguments.head_dims.empty();
+  return has_caches(arguments) && (!restricted || arguments.caches != "auto");
+}
+
 /// Makes one case after the other: there may be more than memory holds.
 void each_case(const VerifyArguments& arguments, const TakeCase& take) {
   if (arguments.lines.empty() && !arguments.covering) return each_random_case(arguments, take);
   if (arguments.lines.empty()) {
-    for (const verify::Case& c : covering_cases(arguments)) take(c);
+    if (arguments.caches != "only") {
+      for (const verify::Case& c : covering_cases(arguments)) take(c);
+    }
+    if (has_covering_caches(arguments)) {
+      for (const verify::CachedCase& c : verify::covering_cached_cases()) take(c);
+    }
   }
-  for (const std::string& line : arguments.lines) take(verify::parse_case(line));
+  for (const std::string& line : arguments.lines) take(verify::parse_any_case(line));
 }
 
 void check_backend(const std::string& name) {
@@ -107,7 +135,7 @@ void check_backend(const std::string& name) {
 void list_cases(const VerifyArguments& arguments, bool json) {
   const char* before = "";
   if (json) fmt::print("{{\n  \"cases\": [");
-  each_case(arguments, [&](const verify::Case& c) {
+  each_case(arguments, [&](const verify::AnyCase& c) {
     const std::string line = verify::describe(c);
     if (json) {
       fmt::print("{}\n    {}", std::exchange(before, ","), Json(line).dump());
@@ -118,7 +146,7 @@ void list_cases(const VerifyArguments& arguments, bool json) {
   if (json) fmt::print("{}]\n}}\n", *before ? "\n  " : "");
 }
 
-void print_failure(std::size_t index, const verify::Case& c, const verify::Verdict& verdict,
+void print_failure(std::size_t index, const verify::AnyCase& c, const verify::Verdict& verdict,
                    const std::string& backend) {
   std::string text = fmt::format("FAILED case {}\n", index);
   for (const std::string& line : verdict.failures) text += fmt::format("  {}\n", line);
@@ -131,7 +159,7 @@ class Checker {
  public:
   Checker(const VerifyArguments& arguments, bool json) : arguments_(arguments), json_(json) {}
 
-  void add(const verify::Case& c) {
+  void add(const verify::AnyCase& c) {
     block_.push_back(c);
     if (block_.size() == kBlock) check_block();
   }
@@ -146,14 +174,14 @@ class Checker {
   static constexpr std::size_t kBlock = 4096;
 
   /// Short cases cost something too: the constant is about the cost of an empty one.
-  static int64_t work(const verify::Case& c) { return c.cost() + 100'000; }
+  static int64_t work(const verify::AnyCase& c) { return cost(c) + 100'000; }
 
   /// Takes the first block as a sample of the others.
   void start_progress() {
     const bool random = arguments_.lines.empty() && !arguments_.covering;
     const auto cases = random ? static_cast<std::size_t>(arguments_.cases) : block_.size();
     double total = 0;
-    for (const verify::Case& c : block_) total += static_cast<double>(work(c));
+    for (const verify::AnyCase& c : block_) total += static_cast<double>(work(c));
     total *= static_cast<double>(cases) / static_cast<double>(block_.size());
     progress_.emplace(fmt::format("verify {} cases", cases), static_cast<int64_t>(std::min(total, 9e18)),
                       /*show_counts=*/false);
@@ -164,7 +192,7 @@ class Checker {
     if (!progress_) start_progress();
     const verify::RunOptions options{.backend = arguments_.backend, .threads = arguments_.threads};
     verify::run_cases(block_, options, arguments_.jobs, [&](std::size_t index, const verify::Verdict& verdict) {
-      const verify::Case& c = block_[index];
+      const verify::AnyCase& c = block_[index];
       tally_.add(first_ + index, c, verdict);
       if (!verdict.passed() && !json_) {
         progress_->clear();
@@ -178,7 +206,7 @@ class Checker {
 
   const VerifyArguments& arguments_;
   const bool json_;
-  std::vector<verify::Case> block_;
+  std::vector<verify::AnyCase> block_;
   std::size_t first_ = 0;  ///< index of the block's first case
   std::optional<Progress> progress_;
   verify::Tally tally_;
@@ -203,7 +231,7 @@ void run_verify(const VerifyArguments& arguments, const Global& global) {
   if (arguments.list) return list_cases(arguments, global.json);
   check_backend(arguments.backend);
   Checker checker(arguments, global.json);
-  each_case(arguments, [&](const verify::Case& c) { checker.add(c); });
+  each_case(arguments, [&](const verify::AnyCase& c) { checker.add(c); });
   const verify::Tally tally = std::move(checker).finish();
   if (global.json) {
     print_json(to_json(tally, arguments));
@@ -222,7 +250,12 @@ constexpr const char* kDescription =
     "with the same\n"
     "run under the mask given as a dense matrix. Outputs and workspace are filled with NaN beforehand, and the tiles "
     "that were\n"
-    "executed are counted. Ends with 'N passed, M failed'; the exit status is 0 if none failed and not all were "
+    "executed are counted. One case in five is a call over a KV cache: its pages lie in any order, with NaN wherever "
+    "no "
+    "request\n"
+    "has a key, and its results must have the same bits in pages of other sizes and layouts and beside no other "
+    "request. "
+    "Ends with 'N passed, M failed'; the exit status is 0 if none failed and not all were "
     "skipped.\n"
     "\n"
     "On the cuda backend everything is copied to the first device and checked there; cases that it does not take are "
@@ -239,6 +272,11 @@ void add_verify_command(CLI::App& app, const Global& global) {
   command->add_option("--backend", arguments->backend, "The backend to check, as listed by 'flashmask info'")
       ->capture_default_str();
   command->add_option("--families", arguments->families, "Mask families to draw from, separated by commas, or 'all'")
+      ->capture_default_str();
+  command
+      ->add_option("--caches", arguments->caches,
+                   "Calls over KV caches: auto (one case in five, none if --families chooses), yes, no, only")
+      ->check(CLI::IsMember({"auto", "yes", "no", "only"}))
       ->capture_default_str();
   command->add_option("--cases", arguments->cases, "How many random cases")
       ->check(between(1, INT64_MAX))

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "verify/case.h"
 
-#include <algorithm>
 #include <cmath>
-#include <functional>
-#include <map>
 
 #include "verify/text.h"
 
@@ -16,18 +13,10 @@ constexpr Words<BlockMask, 3> kBlockMask{
     {{BlockMask::kNone, "none"}, {BlockMask::kShared, "shared"}, {BlockMask::kEach, "each"}}};
 constexpr Words<Layout, 4> kLayout{
     {{Layout::kBshd, "bshd"}, {Layout::kBhsd, "bhsd"}, {Layout::kPadded, "padded"}, {Layout::kAligned, "aligned"}}};
-constexpr Words<bool, 2> kYesNo{{{false, "no"}, {true, "yes"}}};
 constexpr Words<bool, 2> kMaskBatch{{{false, "1"}, {true, "batch"}}};
 constexpr Words<bool, 2> kDout{{{false, "normal"}, {true, "expanded"}}};
 constexpr Words<DataType, 3> kDtype{
     {{DataType::kFloat32, "float32"}, {DataType::kBFloat16, "bfloat16"}, {DataType::kFloat16, "float16"}}};
-
-int64_t integer(std::string_view key, std::string_view text, int64_t smallest, int64_t largest) {
-  const auto value = number<int64_t>(key, text);
-  if (value < smallest || value > largest)
-    fail("{} is {}; it must be between {} and {}", key, value, smallest, largest);
-  return value;
-}
 
 Window parse_window(std::string_view key, std::string_view text) {
   const std::size_t comma = text.find(',');
@@ -35,24 +24,7 @@ Window parse_window(std::string_view key, std::string_view text) {
   return {integer(key, text.substr(0, comma), -1, kMaxSeqlen), integer(key, text.substr(comma + 1), -1, kMaxSeqlen)};
 }
 
-using Setter = std::function<void(Case&, std::string_view key, std::string_view value)>;
-
-Setter integer_setter(int64_t Case::* member, int64_t smallest, int64_t largest) {
-  return [=](Case& c, std::string_view key, std::string_view value) {
-    c.*member = integer(key, value, smallest, largest);
-  };
-}
-
-template <typename T, std::size_t N>
-Setter word_setter(T Case::* member, const Words<T, N>& words) {
-  return [member, &words](Case& c, std::string_view key, std::string_view value) {
-    c.*member = value_of(words, key, value);
-  };
-}
-
-using Setters = std::map<std::string_view, Setter>;
-
-Setters with_features(Setters table) {
+Setters<Case> with_features(Setters<Case> table) {
   for (const CaseFeature& feature : case_features()) {
     table[feature.key] = [&feature](Case& c, std::string_view key, std::string_view value) {
       feature.read(c.features, key, value);
@@ -61,9 +33,9 @@ Setters with_features(Setters table) {
   return table;
 }
 
-const Setters& setters() {
+const Setters<Case>& setters() {
   constexpr int64_t kMost = 1 << 20;
-  static const Setters table = with_features({
+  static const Setters<Case> table = with_features({
       {"batch", integer_setter(&Case::batch, 0, kMost)},
       {"seqlen_q", integer_setter(&Case::seqlen_q, 0, kMaxSeqlen)},
       {"seqlen_k", integer_setter(&Case::seqlen_k, 0, kMaxSeqlen)},
@@ -89,17 +61,6 @@ const Setters& setters() {
   return table;
 }
 
-void set(Case& c, std::string_view word) {
-  const std::size_t equals = word.find('=');
-  const auto found = equals == std::string_view::npos ? setters().end() : setters().find(word.substr(0, equals));
-  if (found == setters().end()) {
-    std::string known;
-    for (const auto& [key, setter] : setters()) known += fmt::format("{}{}", known.empty() ? "" : ", ", key);
-    fail("a case has no '{}'; it is made of key=value with the keys {}", word, known);
-  }
-  found->second(c, found->first, word.substr(equals + 1));
-}
-
 }  // namespace
 
 double Case::scale() const { return given_scale.value_or(1 / std::sqrt(static_cast<double>(head_dim))); }
@@ -122,13 +83,8 @@ std::string describe(const Case& c) {
 }
 
 Case parse_case(std::string_view line) {
-  constexpr std::string_view kBlank = " \t\r\n";
   Case c;
-  for (std::size_t at = line.find_first_not_of(kBlank); at != std::string_view::npos;) {
-    const std::size_t end = std::min(line.find_first_of(kBlank, at), line.size());
-    set(c, line.substr(at, end - at));
-    at = line.find_first_not_of(kBlank, end);
-  }
+  set_all(c, setters(), line);
   if (c.heads_q % c.heads_kv != 0)
     fail("heads_q is {} and heads_kv {}; heads_q must be a multiple of heads_kv", c.heads_q, c.heads_kv);
   if (c.q_offset && c.has_positions())

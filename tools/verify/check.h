@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <map>
 #include <string>
 #include <string_view>
@@ -25,6 +26,16 @@ struct Verdict {
 
   bool passed() const { return failures.empty(); }
 };
+
+/// Runs f; an exception is a failure of the case.
+template <typename F>
+void catching(Verdict& verdict, F&& f) {
+  try {
+    f();
+  } catch (const std::exception& error) {
+    verdict.failures.push_back(std::string("threw: ") + error.what());
+  }
+}
 
 /// Counts of the keys that each row sees, and of the rows that see each key.
 struct Sight {

@@ -44,7 +44,6 @@ constexpr Words<Positions, 3> kPositions{
     {{Positions::kNone, "none"}, {Positions::kShared, "shared"}, {Positions::kEach, "each"}}};
 constexpr Words<AlibiKind, 3> kAlibi{
     {{AlibiKind::kNone, "none"}, {AlibiKind::kShared, "shared"}, {AlibiKind::kEach, "each"}}};
-constexpr Words<bool, 2> kYesNo{{{false, "no"}, {true, "yes"}}};
 
 using Text = std::string_view;
 

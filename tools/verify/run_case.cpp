@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <atomic>
 #include <deque>
-#include <exception>
 #include <mutex>
 #include <numeric>
 #include <optional>
@@ -282,16 +281,6 @@ class CaseRun {
   std::optional<Plan> plan_;
 };
 
-/// Runs f; an exception is a failure of the case.
-template <typename F>
-void catching(Verdict& verdict, F&& f) {
-  try {
-    f();
-  } catch (const std::exception& error) {
-    verdict.failures.push_back(fmt::format("threw: {}", error.what()));
-  }
-}
-
 }  // namespace
 
 Verdict run_case(const Case& c, const RunOptions& options, const DenseMask& dense) {
@@ -307,17 +296,23 @@ Verdict run_case(const Case& c, const RunOptions& options) {
   return verdict.passed() ? run_case(c, options, dense) : verdict;
 }
 
-void run_cases(std::span<const Case> cases, const RunOptions& options, int jobs, const CaseDone& done) {
-  // The most expensive first, so that no worker is left with one of them at the end.
-  std::vector<std::size_t> order(cases.size());
+Verdict run_case(const AnyCase& c, const RunOptions& options) {
+  return std::visit([&](const auto& of_kind) { return run_case(of_kind, options); }, c);
+}
+
+namespace {
+
+/// Runs the cases with these costs, the most expensive first, so that no worker is left with one of them at the end.
+template <typename Run>
+void run_all(const std::vector<int64_t>& costs, int jobs, const Run& run, const CaseDone& done) {
+  std::vector<std::size_t> order(costs.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(),
-                   [&](std::size_t a, std::size_t b) { return cases[a].cost() > cases[b].cost(); });
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return costs[a] > costs[b]; });
   std::atomic<std::size_t> next{0};
   std::mutex mutex;
   const auto work = [&] {
     for (std::size_t n = next++; n < order.size(); n = next++) {
-      const Verdict verdict = run_case(cases[order[n]], options);
+      const Verdict verdict = run(order[n]);
       const std::lock_guard lock(mutex);
       done(order[n], verdict);
     }
@@ -326,6 +321,23 @@ void run_cases(std::span<const Case> cases, const RunOptions& options, int jobs,
   std::vector<std::jthread> workers;
   for (int n = 1; n < (jobs > 0 ? jobs : cores); ++n) workers.emplace_back(work);
   work();
+}
+
+template <typename C>
+void run_all(std::span<const C> cases, const RunOptions& options, int jobs, const CaseDone& done) {
+  std::vector<int64_t> costs;
+  for (const C& c : cases) costs.push_back(cost(c));
+  run_all(costs, jobs, [&](std::size_t n) { return run_case(cases[n], options); }, done);
+}
+
+}  // namespace
+
+void run_cases(std::span<const Case> cases, const RunOptions& options, int jobs, const CaseDone& done) {
+  run_all(cases, options, jobs, done);
+}
+
+void run_cases(std::span<const AnyCase> cases, const RunOptions& options, int jobs, const CaseDone& done) {
+  run_all(cases, options, jobs, done);
 }
 
 }  // namespace flashmask::verify

@@ -7,6 +7,8 @@
 #include <string>
 
 #include "flashmask/attention.h"
+#include "flashmask/kv_cache.h"
+#include "verify/any_case.h"
 #include "verify/case.h"
 #include "verify/case_masks.h"
 #include "verify/check.h"
@@ -17,6 +19,8 @@ namespace flashmask::verify {
 struct Implementation {
   std::function<void(const ForwardArgs&, std::span<std::byte>, const Options&)> forward = flashmask::forward;
   std::function<void(const BackwardArgs&, std::span<std::byte>, const Options&)> backward = flashmask::backward;
+  std::function<void(const CachedForwardArgs&, std::span<std::byte>, const Options&)> cached_forward =
+      flashmask::cached_forward;
 };
 
 struct RunOptions {
@@ -38,9 +42,17 @@ struct RunOptions {
 Verdict run_case(const Case& c, const RunOptions& options);
 Verdict run_case(const Case& c, const RunOptions& options, const DenseMask& dense);
 
+/// Runs a call over a cache and checks: accuracy against an oracle of its own, equal bits wherever its pages lie,
+/// beside no other request, with a plan and for any number of threads, that it writes its rows and nothing else, what
+/// validate_cached and explain_cached say of it, and that append_kv makes the same cache. A backend that takes no
+/// caches skips it.
+Verdict run_case(const CachedCase& c, const RunOptions& options);
+Verdict run_case(const AnyCase& c, const RunOptions& options);
+
 /// Runs many cases, `jobs` at a time (0: one for each core), the most expensive first. `done` is called once
 /// for each, from any thread but never twice at a time.
 using CaseDone = std::function<void(std::size_t index, const Verdict& verdict)>;
 void run_cases(std::span<const Case> cases, const RunOptions& options, int jobs, const CaseDone& done);
+void run_cases(std::span<const AnyCase> cases, const RunOptions& options, int jobs, const CaseDone& done);
 
 }  // namespace flashmask::verify

@@ -38,7 +38,7 @@ std::map<std::string, Skipped> by_kind(const std::map<std::string, int64_t>& ski
 
 }  // namespace
 
-void Tally::add(std::size_t index, const Case& c, const Verdict& verdict) {
+void Tally::add(std::size_t index, const AnyCase& c, const Verdict& verdict) {
   if (verdict.passed() && !verdict.skipped.empty()) {
     ++skipped[verdict.skipped];
     return;

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "verify/case.h"
+#include "verify/any_case.h"
 #include "verify/check.h"
 
 namespace flashmask::verify {
@@ -27,7 +27,7 @@ struct Tally {
   std::map<std::string, double> largest;   ///< error of each result in units of what is allowed
   std::vector<FailedCase> failures;
 
-  void add(std::size_t index, const Case& c, const Verdict& verdict);
+  void add(std::size_t index, const AnyCase& c, const Verdict& verdict);
   int64_t skipped_cases() const;
   /// None failed, and not all were skipped: a run that checks nothing is no success.
   bool succeeded() const;

@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "numerics/accuracy.h"
+#include "numerics/device_copies.h"
+#include "verify/cached_draw.h"
+#include "verify/cached_tensors.h"
+#include "verify/run_case.h"
+
+namespace flashmask::verify {
+namespace {
+
+/// Bits of a request's results.
+struct RequestBits {
+  std::vector<std::byte> out, lse;
+  bool operator==(const RequestBits&) const = default;
+};
+
+double largest_magnitude(std::span<const double> values) {
+  double largest = 0;
+  for (const double value : values) largest = std::max(largest, std::fabs(value));
+  return largest;
+}
+
+double largest_error(std::span<const double> got, std::span<const double> exact) {
+  double largest = 0;
+  for (std::size_t n = 0; n < got.size(); ++n) {
+    const double error = std::fabs(got[n] - exact[n]);
+    if (std::isnan(error)) return std::numeric_limits<double>::infinity();
+    largest = std::max(largest, error);
+  }
+  return largest;
+}
+
+std::string_view tables_text(CacheTables tables) {
+  return tables == CacheTables::kContiguous ? "contiguous" : tables == CacheTables::kTable ? "by a table" : "by lists";
+}
+
+class CachedRun {
+ public:
+  CachedRun(const CachedCase& c, const RunOptions& options, Verdict& verdict)
+      : c_(c), options_(options), verdict_(verdict), draw_(c), placement_(c) {}
+
+  void run() {
+    CachedTensors tensors(draw_, placement_);
+    if (!is_taken(tensors)) return;
+    check_validation(tensors);
+    const std::vector<RequestBits> bits = run_once(draw_, tensors, options_.threads, "first run");
+    for (std::size_t b = 0; b < draw_.requests.size(); ++b) {
+      exact_.push_back(run_cached_oracle(draw_, draw_.requests[b]));
+      check_request(b, tensors.results(b));
+    }
+    check_explanation(tensors);
+    check_threads(tensors, bits);
+    check_plan(tensors, bits);
+    check_placements(bits);
+    check_alone(bits);
+    check_append();
+  }
+
+ private:
+  template <typename... Arguments>
+  void fail(fmt::format_string<Arguments...> format, Arguments&&... arguments) {
+    verdict_.failures.push_back(fmt::format(format, std::forward<Arguments>(arguments)...));
+  }
+
+  Options call_options(const Features& features, int threads) const {
+    return {.softmax_scale = c_.given_scale, .threads = threads, .features = features, .backend = options_.backend};
+  }
+
+  /// True if the backend takes the call; otherwise the verdict says why not. No tensor is read where they are said to
+  /// be on a device.
+  bool is_taken(const CachedTensors& tensors) {
+    CachedForwardArgs args = tensors.args();
+    Options call = call_options(tensors.features(), 1);
+    if (options_.backend == "cuda") {
+      for (TensorView* t : every_tensor(args, call.features)) t->device = numerics::kDevice;
+    }
+    const CachedExplanation explanation = explain_cached(args, call);
+    if (!explanation.backend.empty()) return true;
+    for (const std::string& line : explanation.rejected)
+      verdict_.skipped += (verdict_.skipped.empty() ? "" : "; ") + line;
+    return false;
+  }
+  static std::vector<TensorView*> every_tensor(CachedForwardArgs& a, Features& features) {
+    KvCacheView& cache = a.cache;
+    SequenceMaskView& mask = a.mask;
+    return {&a.q,
+            &a.out,
+            &a.lse,
+            &a.cu_seqlens_q,
+            &cache.k,
+            &cache.v,
+            &cache.page_table,
+            &cache.page_indptr,
+            &cache.page_indices,
+            &cache.seqlens,
+            &cache.k_scale,
+            &cache.v_scale,
+            &mask.bounds,
+            &mask.tail,
+            &mask.tail_lens,
+            &mask.tail_depth,
+            &mask.q_pos,
+            &mask.k_pos,
+            &features.sink,
+            &features.alibi_slopes};
+  }
+
+  /// Throws on no good call; a case's bad values need not be among those that the call has.
+  void check_validation(const CachedTensors& tensors) {
+    if (!c_.bad) return validate_cached(tensors.args());
+    const bool lost = std::ranges::any_of(draw_.requests, [](const DrawnRequest& request) {
+      return std::ranges::any_of(request.missing, [](uint8_t missing) { return missing != 0; });
+    });
+    if (!lost) return;
+    try {
+      validate_cached(tensors.args());
+      fail("validate_cached: says nothing of a page that is not there");
+    } catch (const Error&) {
+    }
+  }
+
+  void call(const CachedForwardArgs& args, const Options& options, std::string_view which) {
+    PoisonedBytes workspace(cached_forward_workspace(args, options), static_cast<std::size_t>(c_.seed % 64));
+    options_.implementation.cached_forward(args, workspace.bytes(), options);
+    if (!workspace.guards_intact()) fail("workspace: the {} wrote outside of it", which);
+  }
+
+  std::vector<RequestBits> run_once(const CachedDraw& draw, CachedTensors& tensors, int threads,
+                                    std::string_view which) {
+    tensors.poison_outputs();
+    call(tensors.args(), call_options(tensors.features(), threads), which);
+    return bits_after(draw, tensors, which);
+  }
+  std::vector<RequestBits> bits_after(const CachedDraw& draw, const CachedTensors& tensors, std::string_view which) {
+    if (tensors.has_stray_writes()) fail("out or lse: the {} wrote outside of its requests' rows", which);
+    std::vector<RequestBits> bits;
+    for (std::size_t b = 0; b < draw.requests.size(); ++b) bits.push_back({tensors.out_bits(b), tensors.lse_bits(b)});
+    return bits;
+  }
+
+  void check_equal(const RequestBits& got, const RequestBits& wanted, std::size_t b, std::string_view which) {
+    if (got.out != wanted.out) fail("out of request {}: other bits {}", b, which);
+    if (got.lse != wanted.lse) fail("lse of request {}: other bits {}", b, which);
+  }
+  void check_equal(const std::vector<RequestBits>& got, const std::vector<RequestBits>& wanted,
+                   std::string_view which) {
+    for (std::size_t b = 0; b < wanted.size(); ++b) check_equal(got[b], wanted[b], b, which);
+  }
+
+  void check_request(std::size_t b, const RequestResults& got) {
+    const DrawnRequest& request = draw_.requests[b];
+    const RequestResults& exact = exact_[b];
+    std::optional<HeadArray> plain;
+    if (c_.dtype != DataType::kFloat32) plain = run_cached_plain(draw_, request, exact.visible);
+    for (int64_t h = 0; h < c_.heads_q; ++h) {
+      check_head(b, h, got.out.head(0, h), exact.out.head(0, h), plain);
+      for (int64_t i = 0; i < request.rows; ++i) check_lse(b, h, i, got, exact);
+    }
+  }
+
+  /// The accuracy rule, and never less than the rounding of the largest number: of a few rows, or of one, the plain
+  /// implementation's error is a matter of luck.
+  double limit(const std::span<const double> exact, int64_t h, const std::optional<HeadArray>& plain) const {
+    const double largest = largest_magnitude(exact);
+    if (!plain) return numerics::float32_limit(largest);
+    const double error = std::max(largest_error(plain->head(0, h), exact), numerics::rounding(c_.dtype, largest));
+    return numerics::plain_limit(error);
+  }
+  void check_head(std::size_t b, int64_t h, std::span<const double> got, std::span<const double> exact,
+                  const std::optional<HeadArray>& plain) {
+    const double error = largest_error(got, exact), most = limit(exact, h, plain);
+    if (error == 0) return;
+    double& worst = verdict_.figures["out"];
+    worst = std::max(worst, error / most);
+    if (error > most) fail("out of request {}, head {}: off by {:.3g}; the limit is {:.3g}", b, h, error, most);
+  }
+  void check_lse(std::size_t b, int64_t h, int64_t i, const RequestResults& results, const RequestResults& exact) {
+    const auto at = static_cast<std::size_t>(i);
+    const double got = results.lse.head(0, h)[at], want = exact.lse.head(0, h)[at];
+    if (got == want) return;
+    const double ratio = std::fabs(got - want) / (numerics::lse_limit(c_.dtype) * numerics::lse_unit(want));
+    if (std::isfinite(ratio)) {
+      double& worst = verdict_.figures["lse"];
+      worst = std::max(worst, ratio);
+    }
+    if (!(ratio <= 1)) fail("lse of request {}, head {}, row {}: got {}, oracle {}", b, h, i, got, want);
+  }
+
+  /// Compares the bytes that the mask leaves to be read with those counted one by one.
+  void check_explanation(const CachedTensors& tensors) {
+    int64_t keys = 0;
+    for (std::size_t b = 0; b < draw_.requests.size(); ++b) {
+      const DrawnRequest& request = draw_.requests[b];
+      for (int64_t hk = 0; hk < c_.heads_kv; ++hk) {
+        for (int64_t j = 0; j < request.keys; ++j) {
+          bool seen = false;
+          for (int64_t i = 0; i < request.rows; ++i)
+            seen |= exact_[b].visible[static_cast<std::size_t>((hk * request.rows + i) * request.keys + j)] != 0;
+          keys += seen;
+        }
+      }
+    }
+    const int64_t wanted = keys * static_cast<int64_t>(element_size(c_.cache_dtype())) * (c_.head_dim + c_.head_dim_v);
+    const CachedExplanation said = explain_cached(tensors.args(), call_options(tensors.features(), 1));
+    if (said.bytes_read != wanted)
+      fail("explain_cached: {} bytes to be read; counted there are {}", said.bytes_read, wanted);
+  }
+
+  void check_threads(CachedTensors& tensors, const std::vector<RequestBits>& bits) {
+    for (const int threads : {1, 3})
+      check_equal(run_once(draw_, tensors, threads, "run with other threads"), bits,
+                  fmt::format("with {} threads", threads));
+  }
+
+  /// A ready plan changes nothing, nor does an lse that nobody wants.
+  void check_plan(CachedTensors& tensors, const std::vector<RequestBits>& bits) {
+    const Options options = call_options(tensors.features(), options_.threads);
+    CachedForwardArgs args = tensors.args();
+    args.lse = {};
+    CachedPlan plan{.capacities = capacities(), .buffer = {}, .device = {}};
+    PoisonedBytes buffer(cached_plan_bytes(plan.capacities, plan.device));
+    plan.buffer = buffer.bytes();
+    build_cached_plan(args, plan, options);
+    args.plan = &plan;
+    tensors.poison_outputs();
+    call(args, options, "run with a plan");
+    if (!buffer.guards_intact()) fail("plan: something was written outside of its buffer");
+    const std::vector<RequestBits> got = bits_after(draw_, tensors, "run with a plan");
+    for (std::size_t b = 0; b < bits.size(); ++b) check_equal({got[b].out, bits[b].lse}, bits[b], b, "with a plan");
+  }
+  CachedCapacities capacities() const {
+    int64_t rows = 0, keys = 0;
+    for (const DrawnRequest& request : draw_.requests) {
+      rows += request.rows;
+      keys = std::max(keys, request.keys);
+    }
+    // Room as the tables have it, not as lengths.
+    return {.max_batch = c_.batch(),
+            .max_rows = rows + 8,
+            .max_keys = (keys + c_.page_size + 4) * (c_.tables == CacheTables::kLists ? c_.batch() : 2),
+            .heads_q = c_.heads_q,
+            .heads_kv = c_.heads_kv,
+            .head_dim = c_.head_dim,
+            .head_dim_v = c_.head_dim_v,
+            .split_size = c_.split_size};
+  }
+
+  /// Pages in another order, layout and table, then of another size.
+  void check_placements(const std::vector<RequestBits>& bits) {
+    CachedPlacement moved = placement_;
+    moved.order = 1;
+    moved.layout = placement_.layout == Layout::kBshd ? Layout::kBhsd : Layout::kBshd;
+    if (placement_.tables == CacheTables::kTable) moved.tables = CacheTables::kLists;
+    if (placement_.tables == CacheTables::kLists) moved.tables = CacheTables::kTable;
+    check_placement(moved, bits);
+    CachedPlacement resized = placement_;
+    resized.shared = 0;
+    resized.broadcasts = false;
+    constexpr int64_t kSizes[] = {1, 3, 16, 64, 128};
+    resized.page_size = c_.bad ? 1 : kSizes[c_.seed % 5];
+    if (!c_.bad) {
+      resized.tables = static_cast<CacheTables>((c_.seed / 5) % 3);
+      resized.key_layout = c_.seed % 2 == 0 ? KeyLayout::kPages : KeyLayout::kSequences;
+    }
+    check_placement(resized, bits);
+  }
+  void check_placement(const CachedPlacement& placement, const std::vector<RequestBits>& bits) {
+    CachedTensors tensors(draw_, placement);
+    const std::string which = fmt::format("{}, in pages of {}", tables_text(placement.tables), placement.page_size);
+    check_equal(run_once(draw_, tensors, options_.threads, which), bits, which);
+  }
+
+  void check_alone(const std::vector<RequestBits>& bits) {
+    for (std::size_t b = 0; b < draw_.requests.size() && draw_.requests.size() > 1; ++b) {
+      const CachedDraw one = draw_.alone(b);
+      CachedTensors tensors(one, placement_);
+      check_equal(run_once(one, tensors, options_.threads, "run of one request")[0], bits[b], b, "without the others");
+    }
+  }
+
+  /// A cache that lacks the call's tokens, with them appended, is the cache that has them.
+  void check_append() {
+    CachedTensors tensors(draw_, placement_, /*has_new_tokens=*/false);
+    const bool may_name_slots = c_.vectors == 0 || c_.in_pages();
+    const bool by_slots = !tensors.args().cache.seqlens.defined() || c_.seed % 3 == 0;
+    const bool loses_vectors = c_.bad && c_.vectors > 0 && !c_.in_pages();  // with the rows of pages that are not there
+    if ((by_slots && !may_name_slots) || loses_vectors) return;
+    append_kv(tensors.append_args(by_slots), call_options({}, options_.threads));
+    if (tensors.cache_bits() != CachedTensors(draw_, placement_).cache_bits())
+      fail("append_kv: the cache has other bytes than one with the tokens in it{}", by_slots ? ", by slots" : "");
+  }
+
+  const CachedCase& c_;
+  const RunOptions& options_;
+  Verdict& verdict_;
+  const CachedDraw draw_;
+  const CachedPlacement placement_;
+  std::vector<RequestResults> exact_;
+};
+
+}  // namespace
+
+Verdict run_case(const CachedCase& c, const RunOptions& options) {
+  Verdict verdict;
+  catching(verdict, [&] { CachedRun(c, options, verdict).run(); });
+  return verdict;
+}
+
+}  // namespace flashmask::verify
