@@ -112,8 +112,8 @@ TEST(OnTheHost, InWhateverTurns) {
   simt::set_seed(0);
 }
 
-/// Random cases in which each rounding shows: few rows of a head see keys, and float16 under a softcap; and one in
-/// which keys that nobody sees would change the unit of dq's sums.
+/// Random cases in which each rounding shows: few rows of a head see keys, float16 under a softcap, and few large
+/// numbers after dropout; and one in which keys that nobody sees would change the unit of dq's sums.
 constexpr std::string_view kHardCases[] = {
     "family=padding seed=16003417368406244727 batch=2 seqlen_q=65 seqlen_k=23 heads_q=21 heads_kv=3 head_dim=16 "
     "head_dim_v=16 dtype=float16 mask_heads=q mask_batch=1 block_mask=none layout=bshd dout=expanded dlse=no plan=yes "
@@ -130,6 +130,12 @@ constexpr std::string_view kHardCases[] = {
     "family=dflash seed=3487915640764971624 batch=5 seqlen_q=64 seqlen_k=192 heads_q=1 heads_kv=1 head_dim=32 "
     "head_dim_v=32 dtype=float16 mask_heads=1 mask_batch=1 block_mask=each layout=aligned dout=normal dlse=no plan=no "
     "partial=yes",
+    "family=eagle3_ttt seed=15547040765805896477 batch=2 seqlen_q=495 seqlen_k=32 heads_q=3 heads_kv=3 head_dim=8 "
+    "head_dim_v=8 dtype=float16 mask_heads=1 mask_batch=batch block_mask=each layout=bhsd dout=normal dlse=yes plan=no "
+    "q_offset=-57 softcap=29.46250488859685 dropout=0.718081433410692",
+    "family=attention_sink_window seed=10974498586958485470 batch=1 seqlen_q=21 seqlen_k=127 heads_q=1 heads_kv=1 "
+    "head_dim=96 head_dim_v=16 dtype=float16 mask_heads=1 mask_batch=1 block_mask=none layout=bhsd dout=normal "
+    "dlse=yes plan=no q_offset=86 sink=float32 dropout=0.6826540278115041",
 };
 
 TEST(OnTheHost, HardCases) {

@@ -96,9 +96,9 @@ class PlainHead {
     }
     queries_.lse[size(i)] = largest + std::log(sum);
     for (int64_t j = 0; j < c_.seqlen_k; ++j) {
-      const float p = probability_[size(j)] / sum;
-      probability_[size(j)] = round_to(c_.dtype, p);
-      weight_[size(j)] = round_to(c_.dtype, p * dropout_factor(i, j));
+      float& p = probability_[size(j)];
+      p = round_to(c_.dtype, p / sum);
+      weight_[size(j)] = p * dropout_factor(i, j);
     }
     return true;
   }

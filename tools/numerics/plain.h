@@ -12,8 +12,8 @@
 /// A plain program in a 16-bit type, one head at a time and one row of scores at a time, nothing tiled, nothing
 /// skipped: S = q k^T accumulated in fp32 and rounded to the type, softmax in fp32, P rounded, products accumulated in
 /// fp32, results rounded; in the backward dP and dS = P (dP - mean of dP under P) are rounded too. Its errors are the
-/// measure of the accuracy rule. Scores are made of products, the sink's score joins them, and weights are dropped and
-/// scaled in fp32.
+/// measure of the accuracy rule. Scores are made of products, the sink's score joins them, and the rounded P is dropped
+/// and scaled in fp32, as every backend does, which scales the finished sums.
 ///
 /// The program computes the mean from P; a backward that is given `out` takes it from out . dout, with out rounded to
 /// the type. `inherited` is the difference that this makes to the exact dq and dk: with it added, they are the exact
