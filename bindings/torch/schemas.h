@@ -44,6 +44,30 @@ constexpr const char* kBuildMask =
     "device) "
     "-> (Tensor bounds, Tensor order, Tensor unfit, Tensor positions)";
 
+#define FLASHMASK_TABLES                                                                                      \
+  "Tensor? page_table, Tensor? page_indptr, Tensor? page_indices, Tensor? seqlens, Tensor? k_scale, Tensor? " \
+  "v_scale, "
+#define FLASHMASK_SEQUENCE_MASK                                                                              \
+  "Tensor? cu_seqlens_q, bool causal, SymInt window_left, SymInt window_right, bool keys_in_pages, Tensor? " \
+  "bounds, Tensor? tail, Tensor? tail_lens, Tensor? tail_depth, Tensor? q_pos, Tensor? k_pos, "
+
+/// plan_state: a plan's capacities and what it was built for, int64 in host memory (CachePlan).
+constexpr const char* kCachedForward =
+    "cached_forward(Tensor(a!) out, Tensor(b!)? lse, Tensor q, Tensor k, Tensor "
+    "v, " FLASHMASK_TABLES FLASHMASK_SEQUENCE_MASK
+    "float? softmax_scale, float softcap, Tensor? sink, Tensor? alibi_slopes, bool batch_invariant, SymInt "
+    "split_size, Tensor? plan, Tensor? plan_state, str backend, int max_ctas) -> ()";
+constexpr const char* kCachedPlanBuild =
+    "cached_plan_build(Tensor(a!) plan, Tensor(b!) plan_state, Tensor k, Tensor "
+    "v, " FLASHMASK_TABLES FLASHMASK_SEQUENCE_MASK "bool batch_invariant, SymInt split_size) -> ()";
+/// bounds: of the rows; mask_bounds: of the cache.
+constexpr const char* kAppendKv =
+    "append_kv(Tensor k_rows, Tensor v_rows, Tensor(a!) k, Tensor(b!) v, " FLASHMASK_TABLES
+    "Tensor? cu_seqlens, Tensor? slots, Tensor? bounds, Tensor(c!)? mask_bounds, bool causal, bool keys_in_pages) -> "
+    "()";
+
+#undef FLASHMASK_SEQUENCE_MASK
+#undef FLASHMASK_TABLES
 #undef FLASHMASK_BACKWARD_INPUTS
 #undef FLASHMASK_OPTIONS
 #undef FLASHMASK_FLAG

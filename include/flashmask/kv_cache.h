@@ -131,8 +131,9 @@ FLASHMASK_API void cached_forward(const CachedForwardArgs& args, std::span<std::
 
 /// Bytes of a plan's buffer on the device, from its capacities alone.
 FLASHMASK_API std::size_t cached_plan_bytes(const CachedCapacities& capacities, const Device& device);
-/// Fills the plan for calls with these tensors: q, out and lse may differ from call to call, cu_seqlens_q, cache but
-/// for k, v and scales, and mask may not. Nothing is read back. Throws if the plan has no room for them.
+/// Fills the plan for calls with these tensors: q, out and lse may differ from call to call and be absent here;
+/// cu_seqlens_q, mask, and the cache but for k, v and scales may not differ. Nothing is read back. Throws if the plan
+/// has no room for them.
 FLASHMASK_API void build_cached_plan(const CachedForwardArgs& args, CachedPlan& plan, const Options& options = {});
 
 /// New tokens for a cache.

@@ -19,24 +19,37 @@ _MODULES = {
     "scaled_dot_product_attention": "torch.sdpa",
     "merge_attention": "torch.merge",
     "dropout_mask": "torch.dropout",
+    "flashmask_with_kvcache": "torch.cached_attention",
+    "flash_attn_with_kvcache": "torch.flash_attn_cache",
+    "append_kv": "torch.cached_attention",
+    "CachePlan": "torch.cached_attention",
+    "KvCache": "torch.kv_cache",
+    "SequenceMask": "torch.kv_cache",
     "explain": "torch.explain",
     "Mask": "torch.mask",
     "UnsupportedError": "errors",
     "UnrepresentableMaskError": "errors",
 }
-_SUBMODULES = ("context_parallel", "errors", "masks", "ops")
+_SUBMODULES = ("context_parallel", "errors", "inference", "masks", "ops")
 __all__ = [*_MODULES, *_SUBMODULES]
 
 if TYPE_CHECKING:
     from . import context_parallel as context_parallel
     from . import errors as errors
+    from . import inference as inference
     from . import masks as masks
     from . import ops as ops
     from .errors import UnrepresentableMaskError as UnrepresentableMaskError
     from .errors import UnsupportedError as UnsupportedError
     from .torch.attention import flashmask_attention as flashmask_attention
+    from .torch.cached_attention import CachePlan as CachePlan
+    from .torch.cached_attention import append_kv as append_kv
+    from .torch.cached_attention import flashmask_with_kvcache as flashmask_with_kvcache
     from .torch.dropout import dropout_mask as dropout_mask
     from .torch.explain import explain as explain
+    from .torch.flash_attn_cache import flash_attn_with_kvcache as flash_attn_with_kvcache
+    from .torch.kv_cache import KvCache as KvCache
+    from .torch.kv_cache import SequenceMask as SequenceMask
     from .torch.mask import Mask as Mask
     from .torch.merge import merge_attention as merge_attention
     from .torch.sdpa import scaled_dot_product_attention as scaled_dot_product_attention

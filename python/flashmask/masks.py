@@ -27,6 +27,7 @@ from ._core import arguments
 from ._core.families import Builders
 from .torch import mask_builders, mask_forms
 from .torch.annotations import Device
+from .torch.draft_trees import draft_tree, tail_from_dense
 from .torch.mask import Mask
 from .torch.mask_composition import concatenate, crop, intersect
 
@@ -43,6 +44,7 @@ __all__ = [
     "dflash",
     "dilated_window",
     "document",
+    "draft_tree",
     "eagle3_ttt",
     "eviction",
     "from_dense",
@@ -60,6 +62,7 @@ __all__ = [
     "random_eviction",
     "shared_question",
     "sliding_window",
+    "tail_from_dense",
 ]
 
 _builders = Builders[Mask, torch.Tensor](mask_builders)

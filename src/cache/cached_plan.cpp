@@ -24,7 +24,7 @@ struct PlanHeader {
 constexpr uint64_t kMagic = 0x666d2d6361636865u;
 
 /// Properties of a call that a plan remembers, by their names in errors. k and v differ by layer, and q by call.
-constexpr const char* kNames[] = {"q's shape or dtype",
+constexpr const char* kNames[] = {"the cache's dtype",
                                   "cu_seqlens_q",
                                   "the shape of cache.k",
                                   "the shape of cache.v",
@@ -66,7 +66,7 @@ uint64_t identity_of(const TensorView& t) {
 Digests digests_of(const CachedProblem& p) {
   const KvCacheView& c = p.cache;
   const SequenceMaskView& m = p.mask;
-  return {shape_of(p.q),
+  return {digest({static_cast<int64_t>(p.cache_dtype)}),
           identity_of(p.cu_seqlens_q),
           shape_of(c.k),
           shape_of(c.v),
@@ -126,6 +126,35 @@ void check_fits(const CachedCapacities& c, const CachedProblem& p) {
     throw_invalid("batch_invariant of the call is ", p.batch_invariant, " and of the plan ", c.batch_invariant);
 }
 
+/// The call that a plan is built for, with rows of any values: they are of no account to it.
+CachedForwardArgs with_rows(const CachedForwardArgs& args, const CachedCapacities& c, const Device& device) {
+  CachedForwardArgs all = args;
+  all.plan = nullptr;
+  if (args.q.defined()) return all;
+  const DataType own = args.cache.k.dtype;
+  const bool is_float8 = own == DataType::kFloat8E4M3 || own == DataType::kUInt8;
+  const DataType dtype = is_float8 ? DataType::kFloat32 : own;
+  const TensorView& q_pos = args.mask.q_pos;
+  const auto rows_of = [&](int64_t dim) {
+    TensorView t;
+    if (args.cu_seqlens_q.defined()) {
+      t = TensorView::contiguous(nullptr, dtype, {q_pos.rank == 1 ? q_pos.shape[0] : c.max_rows, c.heads_q, dim});
+    } else {
+      const KvCacheView& cache = args.cache;
+      const int64_t batch = cache.page_table.defined()    ? cache.page_table.shape[0]
+                            : cache.page_indptr.defined() ? cache.page_indptr.shape[0] - 1
+                                                          : cache.k.shape[0];
+      t = TensorView::contiguous(nullptr, dtype, {batch, q_pos.rank == 2 ? q_pos.shape[1] : 1, c.heads_q, dim});
+    }
+    t.device = device;
+    return t;
+  };
+  all.q = rows_of(c.head_dim);
+  all.out = rows_of(c.head_dim_v);
+  all.lse = {};
+  return all;
+}
+
 /// The plan's buffer, checked.
 PlanHeader& header_of(const CachedPlan& plan) {
   if (plan.buffer.size() < sizeof(PlanHeader))
@@ -153,7 +182,7 @@ std::size_t cached_plan_bytes(const CachedCapacities& capacities, const Device& 
 void build_cached_plan(const CachedForwardArgs& args, CachedPlan& plan, const Options& options) {
   with_memory_errors([&] {
     check_capacities(plan.capacities);
-    const CachedProblem problem = check_cached(args, options, false);
+    const CachedProblem problem = check_cached(with_rows(args, plan.capacities, plan.device), options, false);
     check_stream(problem.device, options.stream);
     check_device(plan, problem);
     check_fits(plan.capacities, problem);
@@ -167,6 +196,7 @@ void check_is_built_for(const CachedPlan& plan, const CachedProblem& problem) {
   const PlanHeader& header = header_of(plan);
   if (plan.built_for == Digests{} || header.magic != kMagic || header.digest != digest_of(plan.built_for))
     throw_invalid("the plan was never built, or its buffer holds something else; build it first (plan.update)");
+  check_fits(plan.capacities, problem);
   const Digests now = digests_of(problem);
   for (std::size_t n = 0; n < now.size(); ++n) {
     if (now[n] != plan.built_for[n])

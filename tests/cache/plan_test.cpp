@@ -34,6 +34,25 @@ TEST(CachedPlanTest, ACallWithItHasTheBitsOfOneWithout) {
   EXPECT_EQ(call.run().all_bits(), wanted);
 }
 
+TEST(CachedPlanTest, ItIsBuiltWithoutRowsForCallsOfAnyNumber) {
+  for (const bool packed : {true, false}) {
+    CachedShape shape = kShape;
+    shape.packed = packed;
+    if (!packed) shape.rows = {3, 3};
+    const CachedCase c(shape, 4);
+    LaidOutCall call(c, {});
+    const auto wanted = call.run().all_bits();
+    OwnPlan own;
+    CachedForwardArgs no_rows = call.args;
+    no_rows.q = no_rows.out = no_rows.lse = {};
+    build_cached_plan(no_rows, own.plan);
+    call.args.plan = &own.plan;
+    EXPECT_EQ(call.run().all_bits(), wanted) << packed;
+    own.plan.capacities.max_rows = 2;
+    expect_invalid({"rows and the plan max_rows 2"}, [&] { call.run(); });
+  }
+}
+
 TEST(CachedPlanTest, ACallThatDiffersIsRefused) {
   const CachedCase c(kShape, 2);
   LaidOutCall call(c, {}), other(c, {});
@@ -57,7 +76,8 @@ TEST(CachedPlanTest, ACallThatDiffersIsRefused) {
   call.args.cu_seqlens_q = other.args.cu_seqlens_q;
   refused("cu_seqlens_q is another");
   call.args.split_size = 256;
-  refused("split_size");
+  expect_invalid({"split_size of the call is 256 and of the plan 1024"}, [&] { call.run(); });
+  call.args = right;
   own.buffer[0] = std::byte{1};
   expect_invalid({"plan was never built, or its buffer holds something else"}, [&] { call.run(); });
 }

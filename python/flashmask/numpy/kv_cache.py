@@ -19,7 +19,7 @@ _LAYOUTS = {"NHD": "[pages, page_size, heads_kv, dim]", "HND": "[pages, heads_kv
 _SEQUENCES = ("tail", "tail_lens", "tail_depth", "q_pos")
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class KvCache:
     """Keys and values of a batch of sequences, in pages or contiguous. All arrays are borrowed: what they hold when a
     call runs counts.
@@ -51,13 +51,13 @@ class KvCache:
         for name in ("k", "v"):
             x = checked_array(name, getattr(self, name))
             arguments.check_dimensions(name, x.shape, _LAYOUTS[layout])
-            object.__setattr__(self, name, x.swapaxes(1, 2) if layout == "HND" else x)
+            setattr(self, name, x.swapaxes(1, 2) if layout == "HND" else x)
         for name in ("k_scale", "v_scale"):
             if (scale := getattr(self, name)) is not None and not isinstance(scale, np.ndarray):
-                object.__setattr__(self, name, np.array(arguments.number(name, scale), np.float32))
+                setattr(self, name, np.array(arguments.number(name, scale), np.float32))
         if isinstance(self.page_table, (tuple, list)) and len(self.page_table) != 2:
             raise ValueError(f"page_table has {len(self.page_table)} entries; it must be an array or (indptr, indices)")
-        object.__setattr__(self, "layout", "NHD")
+        self.layout = "NHD"
         self.arrays()
         fm_args, fm_options = self._a_call(), call_options.make(backend="reference")
         capi.check(

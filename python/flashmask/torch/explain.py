@@ -49,7 +49,7 @@ def _described_call(
         raise ValueError(f"the mask is on {mask.device} and query on {query.device}; move it: mask.to(query.device)")
     tensor_arguments.check_one_device(query=query, dropout_state=state, **tensors)
     q, k, v = (x.transpose(1, 2) if band["layout"] == "bhsd" else x for x in ops.autocast(query, key, value))
-    options |= {name: x if x is None else _described(x) for name, x in tensors.items()} | _place(query.device)
+    options |= {name: x if x is None else _described(x) for name, x in tensors.items()} | place_of(query.device)
     call = explanation.Call(
         _described(q),
         _described(k),
@@ -68,7 +68,7 @@ def _described(x: torch.Tensor) -> explanation.Array:
     return explanation.Array(tuple(x.shape), capi.dtype_name(x.dtype), str(x.device), x.stride(), pointer)
 
 
-def _place(device: torch.device) -> dict[str, Any]:
+def place_of(device: torch.device) -> dict[str, Any]:
     """Fields of fm_options that name a device."""
     if device.type == "cpu":
         return {"threads": torch.get_num_threads()}

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over KV caches, paged or contiguous, in PyTorch: decode, chunked prefill, trees of drafts."""
+
+from .torch.cached_attention import CachePlan, append_kv, explain, flashmask_with_kvcache
+from .torch.flash_attn_cache import flash_attn_with_kvcache
+from .torch.kv_cache import KvCache, SequenceMask
+
+__all__ = [
+    "CachePlan",
+    "KvCache",
+    "SequenceMask",
+    "append_kv",
+    "explain",
+    "flash_attn_with_kvcache",
+    "flashmask_with_kvcache",
+]

@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""flashmask_with_kvcache, append_kv and CachePlan: attention over a KV cache, in PyTorch."""
+
+from __future__ import annotations
+
+import ctypes as C
+from typing import Any, Literal, overload
+
+import torch
+
+from .._core import arguments, call_options, capi
+from .._core.annotations import Backend
+from .._core.docstrings import composed
+from .._core.errors import UnsupportedError
+from . import ops, tensor_arguments
+from .explain import place_of
+from .kv_cache import KvCache, SequenceMask, call_struct
+
+SPLIT_SIZE = 1024
+_ops = torch.ops.flashmask
+
+# Arguments of other libraries' functions, and how to have the same here.
+_ELSEWHERE = {
+    "rotary_cos": "rotate queries and keys before append_kv",
+    "rotary_sin": "rotate queries and keys before append_kv",
+    "cache_leftpad": "sequences begin at their first key; leave padding out, or hide it by bounds",
+    "leftpad_k": "sequences begin at their first key; leave padding out, or hide it by bounds",
+    "dropout_p": "a cache is for inference; train with flashmask_attention",
+    "dropout": "a cache is for inference; train with flashmask_attention",
+    "attn_mask": "say it as a SequenceMask",
+    "custom_mask": "say it as a SequenceMask (masks.tail_from_dense for trees)",
+    "q_offset": "rows are the last of their sequences; seqlens says where these end",
+    "k": "append_kv(k, v, cache) first",
+    "v": "append_kv(k, v, cache) first",
+}
+
+
+def refuse_elsewhere(given: dict[str, Any]) -> None:
+    """UnsupportedError naming an argument that other libraries have, and the way to do it; TypeError for any other."""
+    for name, value in given.items():
+        if name not in _ELSEWHERE:
+            raise TypeError(f"unexpected keyword argument '{name}'")
+        if value is not None:
+            raise UnsupportedError(f"{name} is given; it is not an argument here: {_ELSEWHERE[name]}")
+
+
+class CachePlan:
+    """Work and scratch that calls of one mask and cache share: made once, updated once a step, for all layers.
+
+    max_batch, max_rows, max_keys: the most requests, rows of all requests together, and keys of a request.
+    heads_q, heads_kv, head_dim, head_dim_v (None: head_dim): of the calls.
+    max_total_keys: keys of all requests together, which bounds the scratch; None: max_batch * max_keys.
+    batch_invariant, split_size: of the calls.
+    device: where the tensors are; None: torch's default device.
+
+    One stream at a time. A call with a plan that was updated for other tensors or options is a ValueError; after the
+    contents of lengths, tables or masks change, update it: a call with a stale plan is undefined, though harmless.
+    """
+
+    def __init__(
+        self,
+        max_batch: int,
+        max_rows: int,
+        max_keys: int,
+        heads_q: int,
+        heads_kv: int,
+        head_dim: int,
+        head_dim_v: int | None = None,
+        max_total_keys: int | None = None,
+        batch_invariant: bool = False,
+        split_size: int = SPLIT_SIZE,
+        device: torch.device | str | None = None,
+    ):
+        counts = {
+            "max_batch": max_batch,
+            "max_rows": max_rows,
+            "max_keys": max_keys,
+            "max_total_keys": 0 if max_total_keys is None else max_total_keys,
+            "heads_q": heads_q,
+            "heads_kv": heads_kv,
+            "head_dim": head_dim,
+            "head_dim_v": head_dim if head_dim_v is None else head_dim_v,
+            "split_size": split_size,
+        }
+        counts = {name: arguments.integer(name, value) for name, value in counts.items()}
+        self.batch_invariant = arguments.flag("batch_invariant", batch_invariant)
+        self.split_size = counts["split_size"]
+        self.device = torch.empty(0, device=device).device
+        flags = capi.BATCH_INVARIANT if self.batch_invariant else 0
+        fm_plan, size = capi.make(capi.CachedPlan, flags=flags, **counts), C.c_size_t()
+        options = call_options.make(**place_of(self.device))
+        capi.check(capi.load().fm_cached_plan_bytes(C.byref(fm_plan), C.byref(options), C.byref(size)))
+        self.state = torch.tensor([int(self.batch_invariant), *counts.values(), *[0] * 16], device="cpu")
+        self.buffer = torch.empty(size.value, dtype=torch.uint8, device=self.device)
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the plan on its device."""
+        return self.buffer.numel()
+
+    def update(self, mask: SequenceMask | None, cache: KvCache, cu_seqlens_q: torch.Tensor | None = None) -> None:
+        """Prepares calls with this mask (None: causal), this cache but for its k, v and scales, and these
+        cu_seqlens_q. Reads nothing back, so a CUDA graph may hold it. Raises ValueError if the plan has no room."""
+        ops.call(
+            _ops.cached_plan_build,
+            self.buffer,
+            self.state,
+            *cache.operands(),
+            *_rows_and_mask(mask, cache, cache.batch, cu_seqlens_q),
+            self.batch_invariant,
+            self.split_size,
+        )
+
+    def __repr__(self) -> str:
+        return f"CachePlan({self.bytes} bytes on {self.device})"
+
+
+@overload
+def flashmask_with_kvcache(
+    q: torch.Tensor,
+    cache: KvCache,
+    mask: SequenceMask | None = None,
+    plan: CachePlan | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    *,
+    return_softmax_lse: Literal[False] = False,
+    **options: Any,
+) -> torch.Tensor: ...
+@overload
+def flashmask_with_kvcache(
+    q: torch.Tensor,
+    cache: KvCache,
+    mask: SequenceMask | None = None,
+    plan: CachePlan | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    *,
+    return_softmax_lse: Literal[True],
+    **options: Any,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def flashmask_with_kvcache(
+    q: torch.Tensor,
+    cache: KvCache,
+    mask: SequenceMask | None = None,
+    plan: CachePlan | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    *,
+    return_softmax_lse: bool,
+    **options: Any,
+) -> Any: ...
+
+
+@composed
+def flashmask_with_kvcache(
+    q: torch.Tensor,
+    cache: KvCache,
+    mask: SequenceMask | None = None,
+    plan: CachePlan | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    sink: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    batch_invariant: bool = False,
+    split_size: int = SPLIT_SIZE,
+    return_softmax_lse: bool = False,
+    out: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
+    max_ctas: int = 0,
+    validate: bool = False,
+    backend: Backend = "auto",
+    **elsewhere: Any,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Attention of the last rows of sequences over their keys in a cache: out, or (out, lse). For inference.
+
+    q: [batch, m, heads_q, head_dim], or with cu_seqlens_q [rows, heads_q, head_dim]; float32, float16 or bfloat16;
+        float64 with backend="reference". heads_q is a multiple of the cache's heads_kv. A request's row i of m is its
+        sequence's row n - m + i, n being its number in cache.seqlens; a row below 0 sees nothing.
+    cache: a KvCache that holds the keys and values of the rows, too (append_kv).
+    mask: a SequenceMask; None: causal.
+    plan: a CachePlan, updated for this mask, cache and cu_seqlens_q; None: the call makes its own.
+    cu_seqlens_q: int32 [batch + 1]; request b has the rows cu_seqlens_q[b] to cu_seqlens_q[b + 1].
+    {softmax_scale}
+    {softcap}
+    {sink}
+    alibi_slopes: float32 [heads_q] or [batch, heads_q]: scores, scaled and capped, are lowered by the slope times the
+        distance of positions.
+    batch_invariant: gives a request's rows the same bits whatever else is in the batch; CPUs always do.
+    split_size: keys of a sequence from one partial sum to the next, a multiple of 128.
+    return_softmax_lse: returns lse, too.
+    out, lse: tensors for the results; None: new ones. Rows of no request are left as they are.
+    max_ctas: as in flashmask_attention.
+    validate: raises ValueError naming the first request and value that is clamped otherwise, or read as zeros: in
+        seqlens, tables, cu_seqlens_q and tail_lens. Waits for a device.
+    backend: "auto", "cpu", "cuda" or "reference".
+
+    Returns out, q's dtype and dimensions but the last, which is head_dim_v, and lse [batch, heads_q, m], or [heads_q,
+    rows] where q is packed; natural logarithm, float32 (float64 for float64). A row that sees no key gets 0, and lse
+    -inf (with a sink, the sink).
+
+    {raises}
+    RuntimeError where gradients are on and q or the cache requires one: there is no backward.
+    """
+    refuse_elsewhere(elsewhere)
+    tensor_arguments.check_dense("q", q)
+    arguments.check_dimensions("q", q.shape, _dimensions(cu_seqlens_q))
+    _check_no_gradient(q=q, k=cache.k, v=cache.v, sink=sink, alibi_slopes=alibi_slopes)
+    is_packed = cu_seqlens_q is not None
+    batch = cu_seqlens_q.shape[0] - 1 if cu_seqlens_q is not None else q.shape[0]
+    if arguments.flag("validate", validate):
+        args, keep = call_struct(cache, mask, q, cu_seqlens_q)
+        capi.check(capi.load().fm_cached_validate(C.byref(args)))
+        del keep
+    softmax_scale, _, max_ctas = ops.read_options(softmax_scale, None, backend, max_ctas)
+    wants_lse = arguments.flag("return_softmax_lse", return_softmax_lse)
+    if out is None:
+        out = q.new_empty((*q.shape[:-1], cache.v.shape[3]))
+    if lse is None and wants_lse:
+        shape = (q.shape[1], q.shape[0]) if is_packed else (q.shape[0], q.shape[2], q.shape[1])
+        lse = q.new_empty(shape, dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
+    ops.call(
+        _ops.cached_forward,
+        out,
+        lse,
+        q,
+        *cache.operands(),
+        *_rows_and_mask(mask, cache, batch, cu_seqlens_q),
+        softmax_scale,
+        arguments.number("softcap", softcap),
+        sink,
+        alibi_slopes,
+        arguments.flag("batch_invariant", batch_invariant),
+        arguments.integer("split_size", split_size, 1),
+        None if plan is None else plan.buffer,
+        None if plan is None else plan.state,
+        backend,
+        max_ctas,
+    )
+    if not wants_lse:
+        return out
+    assert lse is not None
+    return out, lse
+
+
+def append_kv(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cache: KvCache,
+    *,
+    cu_seqlens: torch.Tensor | None = None,
+    slots: torch.Tensor | None = None,
+    bounds: torch.Tensor | None = None,
+    mask: SequenceMask | None = None,
+) -> None:
+    """Writes new tokens into a cache, in its dtype; float8 after division by its scales.
+
+    k, v: [batch, m, heads_kv, ..], or [rows, heads_kv, ..] with cu_seqlens or slots; the cache's dtype, or for a float8
+        cache any that q may have. A request's m rows become its tokens n - m to n - 1: cache.seqlens is advanced
+        already.
+    cu_seqlens: int32 [batch + 1]; request b has the rows cu_seqlens[b] to cu_seqlens[b + 1].
+    slots: int32 or int64, [rows] or [batch, m]: page * page_size + slot of each row, in place of seqlens; -1, and what
+        is no slot, is skipped.
+    bounds: int32 [.., 1 or heads_kv, n], of k's first dimensions: each row's vectors, written to mask.bounds.
+
+    Raises TypeError or ValueError if an argument is wrong, RuntimeError where gradients are on and k or v requires one.
+    """
+    tensor_arguments.check_tensors(None, k=k, v=v)
+    _check_no_gradient(k=k, v=v)
+    if bounds is not None and (mask is None or mask.bounds is None):
+        raise ValueError("bounds is given and mask has none to write them to; mask=SequenceMask(bounds=..)")
+    target, causal, in_pages = None, True, False
+    if bounds is not None and mask is not None:
+        batch = k.shape[0] if k.ndim == 4 else None if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        target, causal, in_pages = mask.bounds, mask.causal, mask.layout_for(cache, batch) == "pages"
+    ops.call(_ops.append_kv, k, v, *cache.operands(), cu_seqlens, slots, bounds, target, causal, in_pages)
+
+
+def explain(
+    q: torch.Tensor,
+    cache: KvCache,
+    mask: SequenceMask | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    *,
+    split_size: int = SPLIT_SIZE,
+    backend: Backend = "auto",
+) -> str:
+    """Says as JSON which backend and kernel a call would take, how it divides sequences and finds keys, and the bytes
+    that it will read, null where lengths are on a device. `rejected` says why a backend does not take it.
+    """
+    args, keep = call_struct(cache, mask, q, cu_seqlens_q)
+    args.split_size = arguments.integer("split_size", split_size, 1)
+    options = call_options.make(backend=backend, threads=torch.get_num_threads())
+    library = capi.load()
+    status, text = capi.text_of(library.fm_explain_cached, C.byref(args), C.byref(options))
+    capi.check(status)
+    del keep
+    return text
+
+
+def _dimensions(cu_seqlens_q: torch.Tensor | None) -> str:
+    return "[batch, m, heads_q, head_dim]" if cu_seqlens_q is None else "[rows, heads_q, head_dim]"
+
+
+def _rows_and_mask(
+    mask: SequenceMask | None, cache: KvCache, batch: int, cu_seqlens_q: torch.Tensor | None
+) -> tuple[Any, ...]:
+    """cu_seqlens_q and a mask as the operators take them."""
+    return cu_seqlens_q, *(mask or SequenceMask()).operands(cache, batch)
+
+
+def _check_no_gradient(**tensors: torch.Tensor | None) -> None:
+    if not torch.is_grad_enabled():
+        return
+    for name, x in tensors.items():
+        if x is not None and x.requires_grad:
+            raise RuntimeError(
+                f"{name} requires a gradient, and attention over a cache has no backward; "
+                "call it under torch.no_grad(), or train with flashmask_attention"
+            )
+
+
+@torch.library.register_fake("flashmask::cached_forward")
+def _forward_fake(*_: Any) -> None:
+    return None
+
+
+@torch.library.register_fake("flashmask::cached_plan_build")
+def _plan_fake(*_: Any) -> None:
+    return None
+
+
+@torch.library.register_fake("flashmask::append_kv")
+def _append_fake(*_: Any) -> None:
+    return None

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""KvCache and SequenceMask: the keys of sequences, and what their rows see."""
+
+from __future__ import annotations
+
+import ctypes as C
+import dataclasses
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import torch
+
+from .._core import arguments, caches, capi, explanation
+from .._core.annotations import Window
+from .._core.errors import UnsupportedError
+from . import tensor_arguments
+
+if TYPE_CHECKING:
+    from .mask import Mask
+
+CacheLayout: TypeAlias = Literal["NHD", "HND"]
+KeyLayout: TypeAlias = Literal["auto", "sequences", "pages"]
+Table: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
+LAYOUTS = {"NHD": "[pages, page_size, heads_kv, dim]", "HND": "[pages, heads_kv, page_size, dim]"}
+FOR_GOOD = 2**31 - 1  # a row that no sequence reaches
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class KvCache:
+    """Keys and values of a batch of sequences, in pages or contiguous. Tensors are borrowed: what they hold when a
+    call's work runs counts.
+
+    k, v: [pages, page_size, heads_kv, head_dim] and [.., head_dim_v], any page_size, the last dimension contiguous;
+        without page_table [batch, keys, heads_kv, ..]. The dtype of the queries, or float8_e4m3fn, for which uint8
+        stands, too. As attributes they are in the layout "NHD".
+    page_table: int32 [batch, max_pages], the page of a sequence's n-th page_size keys; or (indptr, indices), int32
+        [batch + 1] and [entries]: request b has the pages indices[indptr[b] : indptr[b + 1]].
+    seqlens: int32 [batch], the keys of each request, those of the call's own rows among them. None: as many as it has
+        room for. Clamped to that room.
+    k_scale, v_scale: what an element of a float8 cache is multiplied by: a number, or float32 of up to three dimensions
+        that broadcast to [pages, page_size, heads_kv], in both layouts. None: 1.
+    layout: of k and v, "NHD" as above or "HND", [pages, heads_kv, page_size, dim].
+
+    Raises TypeError or ValueError if an argument is no such tensor; a call checks shapes and dtypes.
+    """
+
+    k: torch.Tensor
+    v: torch.Tensor
+    page_table: Table | None = None
+    seqlens: torch.Tensor | None = None
+    k_scale: torch.Tensor | float | None = None
+    v_scale: torch.Tensor | float | None = None
+    layout: CacheLayout = "NHD"
+
+    def __post_init__(self) -> None:
+        layout = arguments.choice("layout", self.layout, LAYOUTS)
+        for name in ("k", "v"):
+            x = getattr(self, name)
+            tensor_arguments.check_tensors(LAYOUTS[layout], **{name: x})
+            if x.dtype in (torch.float8_e5m2, torch.float8_e5m2fnuz, torch.float8_e4m3fnuz):
+                raise UnsupportedError(f"{name} is {x.dtype}; a cache of 8 bits is float8_e4m3fn")
+            setattr(self, name, x.transpose(1, 2) if layout == "HND" else x)
+        for name in ("k_scale", "v_scale"):
+            if (scale := getattr(self, name)) is not None and not isinstance(scale, torch.Tensor):
+                number = torch.full((), arguments.number(name, scale), dtype=torch.float32, device=self.k.device)
+                setattr(self, name, number)
+        self.layout = "NHD"
+        tensor_arguments.check_one_device(k=self.k, v=self.v, **self.tables())
+
+    @property
+    def batch(self) -> int:
+        """Requests."""
+        tables = self.tables()
+        if "page_indptr" in tables:
+            return tables["page_indptr"].shape[0] - 1
+        return tables.get("page_table", self.k).shape[0]
+
+    def tables(self) -> dict[str, torch.Tensor]:
+        """Tensors beside k and v that are there, by their names in the operators."""
+        table: Any = self.page_table
+        is_pair = isinstance(table, (tuple, list))
+        if is_pair and len(table) != 2:
+            raise ValueError(f"page_table has {len(table)} entries; it must be a tensor or (indptr, indices)")
+        named = dict(zip(("page_indptr", "page_indices"), table)) if is_pair else {"page_table": table}
+        named |= {"seqlens": self.seqlens, "k_scale": self.k_scale, "v_scale": self.v_scale}
+        given = {name: x for name, x in named.items() if x is not None}
+        for name, x in given.items():
+            tensor_arguments.check_dense(name, x)
+        return given
+
+    def operands(self) -> tuple[Any, ...]:
+        """k, v and the tables as the operators take them."""
+        tables = self.tables()
+        names = "page_table page_indptr page_indices seqlens k_scale v_scale".split()
+        return self.k, self.v, *(tables.get(name) for name in names)
+
+    def validate(self) -> None:
+        """Raises ValueError naming the first request and value that a call would clamp, or read as zeros.
+
+        Reads lengths and tables on the host, and so waits for a device.
+        """
+        args, keep = call_struct(self, None, None, None)
+        capi.check(capi.load().fm_cached_validate(C.byref(args)))
+        del keep
+
+    def __repr__(self) -> str:
+        return f"KvCache({self.batch} requests, k {arguments.describe(self.k)}, v {arguments.describe(self.v)})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SequenceMask:
+    """A mask of sequences: which keys their rows see. Rows and keys count from the beginning of the *sequence*, so one
+    mask serves prefill, every chunk, decode and verification. All tensors are int32, on the cache's device, and
+    borrowed: a store into bounds hides a key from then on.
+
+    causal: keys after a row's position are hidden.
+    window_size: (left, right), keys around a row's position that it sees; -1: open. An int is both sides.
+    bounds: startend_row_indices. Column j is hidden from the sequence's rows LTS[j] <= i < LTE[j] and UTS[j] <= i <
+        UTE[j]: n = 1 (LTS) or 2 (LTS, LTE) vectors with causal, 2 (LTS, UTE) or 4 (LTS, LTE, UTS, UTE) without; 2^31 -
+        1 as an end is for good. [1 or batch, 1 or heads_kv, columns, n], where keys past the columns see the band
+        alone, or beside the pages [pages, page_size, 1 or heads_kv, n].
+    tail: [batch, T, ceil(T / 32)] of T <= 128: among a sequence's last rows and keys row t sees key u if bit u % 32 of
+        word u / 32 is set, in place of the band's upper edge, as a tree of drafts has it (masks.draft_tree).
+    tail_lens: [batch], how many rows and keys are the tail; None: as many as T, the call's rows and the keys allow.
+    tail_depth: [batch, T], which makes the tail's positions n - its length + depth, of n keys.
+    q_pos: positions of the call's rows, of q's first dimensions. None: the index of the row's own key.
+    k_pos: positions of keys, [1 or batch, columns], or beside the pages [pages, page_size]. Needs q_pos. None: the
+        index of the key.
+    key_layout: how bounds and k_pos lie: by "sequences" or beside the "pages"; "auto": a call decides by their shapes.
+
+    Raises TypeError or ValueError if an argument is wrong in itself; a call checks shapes, and raises ValueError naming
+    key_layout if they fit both layouts.
+    """
+
+    causal: bool = True
+    window_size: Window = (-1, -1)
+    bounds: torch.Tensor | None = None
+    tail: torch.Tensor | None = None
+    tail_lens: torch.Tensor | None = None
+    tail_depth: torch.Tensor | None = None
+    q_pos: torch.Tensor | None = None
+    k_pos: torch.Tensor | None = None
+    _: dataclasses.KW_ONLY
+    key_layout: KeyLayout = "auto"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "causal", arguments.flag("causal", self.causal))
+        object.__setattr__(self, "window_size", arguments.window("window_size", self.window_size) or (-1, -1))
+        arguments.choice("key_layout", self.key_layout, caches.KEY_LAYOUTS)
+        for name, x in self.tensors().items():
+            tensor_arguments.check_dense(name, x)
+
+    @classmethod
+    def from_mask(cls, mask: Mask) -> SequenceMask:
+        """The mask of sequences that a square training Mask of 1 or heads_kv heads says, and goes on saying past its
+        end: keys past its columns see the band alone, and a bound that reaches its last row holds for good.
+
+        Raises ValueError if it is not square, and UnsupportedError naming what a mask of sequences has not: a q_offset,
+        a block mask, positions.
+        """
+        if mask.seqlen_q != mask.seqlen_k:
+            raise ValueError(f"mask is for {mask.seqlen_q} rows and {mask.seqlen_k} keys; it must be square")
+        refused = {"q_offset": mask.q_offset or None, "block_mask": mask.block_mask, "q_pos": mask.q_pos}
+        for name, x in refused.items():
+            if x is not None:
+                raise UnsupportedError(
+                    f"mask has a {name}, which a mask of sequences has not; write it as bounds (masks.from_dense)"
+                )
+        bounds = mask.bounds
+        if bounds is not None:
+            bounds = torch.where(bounds >= mask.seqlen_q, FOR_GOOD, bounds).to(torch.int32)
+        window = mask.window or (-1, -1)
+        return cls(causal=mask.causal, window_size=window, bounds=bounds, key_layout="sequences")
+
+    def replace(self, **changes: Any) -> SequenceMask:
+        """This mask with other arguments."""
+        return dataclasses.replace(self, **changes)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors that are there, by their names."""
+        names = "bounds tail tail_lens tail_depth q_pos k_pos".split()
+        return {name: x for name in names if (x := getattr(self, name)) is not None}
+
+    def layout_for(self, cache: KvCache, batch: int | None) -> str:
+        """How bounds and k_pos lie in a call over the cache with so many requests, None if rows belong to none."""
+        bounds, k_pos = (None if x is None else x.shape for x in (self.bounds, self.k_pos))
+        return caches.key_layout(self.key_layout, bounds, k_pos, cache.k.shape, batch, cache.page_table is not None)
+
+    def operands(self, cache: KvCache, batch: int | None) -> tuple[Any, ...]:
+        """The mask as the operators take it."""
+        left, right = arguments.window("window_size", self.window_size) or (-1, -1)
+        in_pages = self.layout_for(cache, batch) == "pages"
+        tail = (self.tail, self.tail_lens, self.tail_depth, self.q_pos, self.k_pos)
+        return self.causal, left, right, in_pages, self.bounds, *tail
+
+
+def call_struct(
+    cache: KvCache, mask: SequenceMask | None, q: torch.Tensor | None, cu_seqlens_q: torch.Tensor | None
+) -> tuple[Any, list[torch.Tensor]]:
+    """(fm_cached_args, what it refers to) for questions about a call, with small tensors copied to host memory. q None:
+    one row a request.
+    """
+    keep: list[torch.Tensor] = []
+
+    def described(name: str, x: torch.Tensor, copied: bool = True) -> capi.Tensor:
+        pointer = None
+        if copied:
+            keep.append(x.detach().cpu())
+            x, pointer = keep[-1], keep[-1].data_ptr()
+        return explanation.Array(tuple(x.shape), capi.dtype_name(x.dtype), "cpu", x.stride(), pointer).described(name)
+
+    dtype = cache.k.dtype if cache.k.element_size() > 1 else torch.float32
+    if q is None:
+        q = torch.empty(cache.batch, 0, cache.k.shape[2], cache.k.shape[3], dtype=dtype, device="meta")
+    out = torch.empty(*q.shape[:-1], cache.v.shape[3], dtype=q.dtype, device="meta")
+    tables = {name: described(name, x) for name, x in cache.tables().items()}
+    kv = {name: described(f"cache.{name}", getattr(cache, name), False) for name in ("k", "v")}
+    rows = {"q": described("q", q, False), "out": described("out", out, False)}
+    if cu_seqlens_q is not None:
+        rows["cu_seqlens_q"] = described("cu_seqlens_q", cu_seqlens_q)
+    args = capi.make(capi.CachedArgs, **rows, cache=C.pointer(capi.make(capi.KvCache, **kv, **tables)))
+    if mask is not None:
+        batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+        causal, left, right, in_pages, *_ = mask.operands(cache, batch)
+        flags = capi.HAS_WINDOW | (capi.CAUSAL if causal else 0) | (capi.KEYS_IN_PAGES if in_pages else 0)
+        tensors = {name: described(name, x) for name, x in mask.tensors().items()}
+        window = {"window_left": left, "window_right": right}
+        args.mask = C.pointer(capi.make(capi.SequenceMask, flags=flags, **window, **tensors))
+    return args, keep
