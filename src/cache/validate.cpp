@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdint>
+#include <utility>
 
 #include "cache/sequence.h"
 #include "common/arithmetic.h"
 #include "common/message.h"
+#include "common/tensor_checks.h"
 #include "mask/host_only.h"
 
 namespace flashmask {
@@ -21,6 +23,19 @@ void check_rows(const CachedProblem& p, int64_t b) {
               b == 0 ? "the first row" : "q's rows");
   check_range("cu_seqlens_q", b + 1, int32_at(p.cu_seqlens_q, b + 1), before, p.rows,
               "the number before it and q's rows");
+}
+
+/// Throws unless the tensors that are read here are there.
+void check_values(const CachedProblem& p) {
+  const KvCacheView& c = p.cache;
+  for (const auto& [argument, t] : {std::pair{"cu_seqlens_q", &p.cu_seqlens_q},
+                                    {"page_table", &c.page_table},
+                                    {"page_indptr", &c.page_indptr},
+                                    {"page_indices", &c.page_indices},
+                                    {"seqlens", &c.seqlens},
+                                    {"tail_lens", &p.mask.tail_lens}}) {
+    if (t->defined()) check_data(argument, *t);
+  }
 }
 
 /// How many keys the tables of a request have room for.
@@ -52,6 +67,7 @@ void validate_cached(const CachedForwardArgs& args) {
   const CachedProblem p = check_cached(shapes, {}, false);
   if (p.device.kind != Device::Kind::kCpu)
     throw_invalid("q is on ", describe(p.device), "; values are read in host memory: give copies of them");
+  check_values(p);
   for (int64_t b = 0; b < p.batch; ++b) {
     check_rows(p, b);
     const int64_t room = room_of(p, b);

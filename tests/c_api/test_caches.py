@@ -168,6 +168,17 @@ def test_tensors_without_memory():
     assert call.run() == capi.OK
 
 
+@pytest.mark.parametrize("name", ["page_table", "seqlens"])
+def test_values_that_cannot_be_read_are_not_validated(name):
+    call = Call()
+    tensor = getattr(call.cache, name)
+    tensor.data = tensor.data + 1
+    for words in (f"the address of {name} is not a multiple of 4", f"{name} has no data"):
+        refused(lib.fm_cached_validate(C.byref(call.args)), capi.INVALID_ARGUMENT, words)
+        refused(call.run(), capi.INVALID_ARGUMENT, words)
+        tensor.data = None
+
+
 def test_a_workspace_that_is_too_small():
     call = Call()
     options = capi.make(capi.Options, threads=1)
