@@ -27,6 +27,11 @@ void check_k(const AppendArgs& args) {
     throw_invalid("k is ", describe(k), "; accepted dtypes are float32, bfloat16, float16 and float64");
 }
 
+/// The mask without the parts that no append reads, which are unchecked.
+SequenceMaskView bounds_mask(const SequenceMaskView& mask) {
+  return {.causal = mask.causal, .bounds = mask.bounds, .key_layout = mask.key_layout};
+}
+
 /// The sizes of the rows and of the cache.
 CachedProblem read_sizes(const AppendArgs& args, const Options& options) {
   CachedProblem p{.device = args.k.device,
@@ -36,7 +41,7 @@ CachedProblem read_sizes(const AppendArgs& args, const Options& options) {
                   .lse = {},
                   .cu_seqlens_q = args.cu_seqlens,
                   .cache = args.cache,
-                  .mask = args.mask};
+                  .mask = bounds_mask(args.mask)};
   const int32_t rank = args.k.rank;
   p.dtype = args.k.dtype;
   p.rows = args.k.shape[rank - 3];
@@ -47,6 +52,7 @@ CachedProblem read_sizes(const AppendArgs& args, const Options& options) {
   p.batch = p.is_packed() ? p.cu_seqlens_q.shape[0] - 1 : args.k.shape[0];
   if (are_loose(args)) {
     p.cache.page_table = p.cache.page_indptr = p.cache.page_indices = p.cache.seqlens = {};
+    if (p.mask.key_layout == KeyLayout::kSequences) p.mask.bounds = {};  // its batch is that of calls
     p.batch = args.cache.k.rank == 4 ? args.cache.k.shape[0] : 0;
   }
   read_sequences(p, true);
@@ -73,15 +79,20 @@ void check_slots(const AppendProblem& a) {
   check_readable(p, "slots", a.slots, true);
 }
 
-void check_bounds(const AppendProblem& a, bool loose) {
+/// Throws if the rows' vectors have no place in the mask's.
+void check_layout(const AppendArgs& args) {
+  const SequenceMaskView& m = args.mask;
+  if (args.bounds.defined() && m.bounds.defined() && args.slots.defined() && m.key_layout == KeyLayout::kSequences)
+    throw_invalid("mask.bounds lies by sequences, and slots name places in the cache; lay it beside the pages",
+                  are_loose(args) ? "" : ", or leave slots out");
+}
+
+void check_bounds(const AppendProblem& a) {
   if (!a.bounds.defined()) return;
   const CachedProblem& p = a.call;
   const TensorView& to = p.mask.bounds;
   if (!to.defined()) throw_invalid("bounds is ", describe(a.bounds), " and mask has none to write them to");
   const bool in_pages = p.mask.key_layout == KeyLayout::kPages;
-  if (a.slots.defined() && !in_pages)
-    throw_invalid("mask.bounds lies by sequences, and slots name places in the cache; lay it beside the pages",
-                  loose ? "" : ", or leave slots out");
   const int64_t heads = to.shape[in_pages ? 2 : 1], vectors = to.shape[3];
   const bool fits = a.k.rank == 3 ? has_shape(a.bounds, {p.rows, heads, vectors})
                                   : has_shape(a.bounds, {p.batch, p.rows, heads, vectors});
@@ -93,12 +104,13 @@ void check_bounds(const AppendProblem& a, bool loose) {
 
 AppendProblem check_append(const AppendArgs& args, const Options& options) {
   check_k(args);
+  check_layout(args);
   const AppendProblem a{
       .call = read_sizes(args, options), .k = args.k, .v = args.v, .slots = args.slots, .bounds = args.bounds};
   check_rows(a, "k", a.k, a.call.head_dim, "k's rows, cache.k's heads and head_dim");
   check_rows(a, "v", a.v, a.call.head_dim_v, "k's rows, cache.v's heads and head_dim");
   check_slots(a);
-  check_bounds(a, are_loose(args));
+  check_bounds(a);
   return a;
 }
 

@@ -244,3 +244,25 @@ def test_appending():
     assert (call.k == 2).sum() == k.size
     args.reserved = 1
     refused(lib.fm_append_kv(C.byref(args), None), capi.UNSUPPORTED, "args->reserved is 1")
+
+
+def test_slots_leave_alone_the_bounds_of_sequences():
+    call = Call()
+    k, v = (np.full((1, HEADS_KV, DIM), value, np.float32) for value in (2, 3))
+    call.mask.bounds = capi.tensor(np.full((BATCH, 1, KEYS, 1), 9, np.int32))
+    args = capi.make(capi.AppendArgs, k=k, v=v, slots=np.array([6], np.int32), cache=C.pointer(call.cache))
+    args.mask = C.pointer(call.mask)
+    assert lib.fm_append_kv(C.byref(args), None) == capi.OK, lib.fm_last_error()
+    assert (call.k[1, 2] == 2).all() and (call.k == 2).sum() == k.size
+    vectors = np.zeros((1, 1, 1), np.int32)
+    args.bounds = capi.tensor(vectors)
+    refused(lib.fm_append_kv(C.byref(args), None), capi.INVALID_ARGUMENT, "mask.bounds lies by sequences")
+
+
+def test_an_append_reads_no_tail_of_the_mask():
+    call = Call()
+    k, v = (np.zeros((BATCH, 1, HEADS_KV, DIM), np.float32) for _ in "kv")
+    call.mask.tail = capi.tensor(np.zeros((BATCH, 1, 1), np.int32))
+    call.mask.tail_lens = capi.device_tensor(None, capi.INT32, (BATCH,))
+    args = capi.make(capi.AppendArgs, k=k, v=v, cache=C.pointer(call.cache), mask=C.pointer(call.mask))
+    assert lib.fm_append_kv(C.byref(args), None) == capi.OK, lib.fm_last_error()
