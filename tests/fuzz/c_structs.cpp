@@ -16,70 +16,16 @@
 #include <vector>
 
 #include "fuzz/byte_reader.h"
+#include "fuzz/c_tensors.h"
 #include "fuzz/check.h"
 #include "fuzz/drawn_call.h"
 
 namespace flashmask::fuzz {
 namespace {
 
-constexpr std::size_t kMostBytes = std::size_t{1} << 20;
 constexpr double kMostWork = 4e5;  ///< elements of the score matrices
 
-// --- Memory ----------------------------------------------------------------------------------------
-
-/// Buffers of exact size, so that a sanitizer sees reads and writes past them.
-class Memory {
- public:
-  char* take(std::size_t bytes, std::size_t misalignment = 0) {
-    return buffers_.emplace_back(std::make_unique<char[]>(bytes + misalignment)).get() + misalignment;
-  }
-  /// Copies the struct at `from` into a buffer of `bytes`: all of it, less, or with zeros after it.
-  template <typename Struct>
-  Struct* copy(const Struct& from, std::size_t bytes) {
-    char* to = take(bytes);
-    std::memcpy(to, &from, std::min(bytes, sizeof(Struct)));
-    return reinterpret_cast<Struct*>(to);
-  }
-
- private:
-  std::vector<std::unique_ptr<char[]>> buffers_;
-};
-
-/// The bytes before and after a tensor's first element that it claims; nothing if they are too many.
-struct Claim {
-  std::size_t before = 0, after = 0;
-};
-
-std::size_t size_of(int32_t dtype) {
-  constexpr std::size_t kSizes[] = {0, 4, 8, 2, 2, 4, 1, 1};
-  return dtype >= FM_NONE && dtype <= FM_UINT8 ? kSizes[dtype] : 0;
-}
-
-std::optional<Claim> claim_of(const fm_tensor& t) {
-  const std::size_t element = size_of(t.dtype);
-  if (element == 0 || t.ndim < 0 || t.ndim > 5) return Claim{};  // never read
-  // In floating point, which does not overflow and is exact where the claim is small.
-  double before = 0, after = static_cast<double>(element), elements = 1;
-  for (int d = 0; d < t.ndim; ++d) {
-    if (t.shape[d] <= 0) return Claim{};
-    const double stride = static_cast<double>(t.stride[d]),
-                 reach = static_cast<double>(t.shape[d] - 1) * static_cast<double>(element);
-    (stride < 0 ? before : after) += reach * std::abs(stride);
-    elements *= static_cast<double>(t.shape[d]);
-  }
-  if (std::max({before, after, elements}) > static_cast<double>(kMostBytes)) return std::nullopt;
-  return Claim{static_cast<std::size_t>(before), static_cast<std::size_t>(after)};
-}
-
 // --- The calls -------------------------------------------------------------------------------------
-
-/// Every function returns a status and, if it failed, a message.
-fm_status judged(fm_status status) {
-  require(status >= FM_OK && status < FM_INTERNAL,
-          "a function returns one of the statuses, and never that of a defect");
-  require(status == FM_OK || fm_last_error()[0] != '\0', "a function that fails says why");
-  return status;
-}
 
 class Calls {
  public:
@@ -99,11 +45,10 @@ class Calls {
 
  private:
   void bind(ByteReader& bytes, Argument& argument) {
-    static char* const nowhere = reinterpret_cast<char*>(std::uintptr_t{0x10000});
     fm_tensor& t = *argument.tensor;
     const std::optional<Claim> claim = claim_of(t);
     argument.readable = claim.has_value();
-    char* data = nowhere;
+    char* data = nowhere();
     if (claim) {
       char* const begin = memory_.take(claim->before + claim->after, argument.misaligned);
       const std::size_t drawn = std::min<std::size_t>(claim->before + claim->after, 1024);

@@ -7,22 +7,6 @@
 
 namespace flashmask::fuzz {
 
-void lay_out(fm_tensor& t, int32_t dtype, std::initializer_list<int64_t> shape, uint8_t layout) {
-  t.dtype = dtype;
-  t.ndim = static_cast<int32_t>(shape.size());
-  std::copy(shape.begin(), shape.end(), t.shape);
-  uint64_t stride = 1;  // sizes may have been changed to anything
-  for (int d = t.ndim - 1; d >= 0; --d) {
-    t.stride[d] = static_cast<int64_t>(stride);
-    stride *= static_cast<uint64_t>(std::max<int64_t>(t.shape[d], 1));
-    if (d == t.ndim - 1 && layout == 1) stride += 3;  // rows with something after them
-  }
-  if (layout == 2 && t.ndim == 4) {  // [batch, heads, seqlen, head_dim] underneath
-    t.stride[1] = t.shape[3];
-    t.stride[2] = t.shape[3] * std::max<int64_t>(t.shape[1], 1);
-  }
-}
-
 namespace {
 
 int64_t draw_length(ByteReader& bytes) {
@@ -109,45 +93,6 @@ void draw_right(ByteReader& bytes, Drawn& drawn) {
 }
 
 // --- What is changed -------------------------------------------------------------------------------
-
-/// A number that is wrong somewhere: small, around a limit, or any.
-int64_t draw_wrong(ByteReader& bytes) {
-  constexpr int64_t k62 = int64_t{1} << 62, k31 = int64_t{1} << 31;
-  constexpr int64_t kOdd[] = {0, 1, -1, 2, 3, 127, 129, 257, k31 - 1, k31, k62, k62 + 1, 300'000'000, 65536, -k31, 8};
-  const uint8_t kind = bytes.byte();
-  return kind < 128 ? kOdd[kind % 16] : kind < 192 ? bytes.position() : bytes.byte();
-}
-
-void change_tensor(ByteReader& bytes, Drawn& drawn) {
-  Argument& argument = drawn.tensors[bytes.byte() % drawn.tensors.size()];
-  fm_tensor& t = *argument.tensor;
-  const uint8_t field = bytes.byte() % 16;
-  if (field < 5) {
-    t.shape[field] = draw_wrong(bytes);
-  } else if (field < 10) {
-    t.stride[field - 5] = draw_wrong(bytes);
-  } else if (field == 10) {
-    t.dtype = static_cast<int32_t>(draw_wrong(bytes));
-  } else if (field == 11) {
-    t.ndim = static_cast<int32_t>(draw_wrong(bytes));
-  } else if (field == 12) {
-    argument.null = 1;
-  } else if (field == 13) {
-    argument.misaligned = bytes.byte() % 8;
-  } else if (field == 14) {
-    t = *drawn.tensors[bytes.byte() % drawn.tensors.size()].tensor;
-  } else {
-    t.dtype = bytes.byte() % 8;
-  }
-}
-
-/// Multiples of 8, so that no pointer is cut in two; some are larger than the struct.
-uint32_t draw_struct_size(ByteReader& bytes, std::size_t right) {
-  constexpr int64_t kOdd[] = {0, 4, 8, 65536, 65544, UINT32_MAX, 7};
-  const uint8_t kind = bytes.byte();
-  if (kind < 32) return static_cast<uint32_t>(kOdd[kind % 7]);
-  return kind < 64 ? static_cast<uint32_t>(right + kind % 4 * 8) : kind % (static_cast<uint32_t>(right) / 8 + 1) * 8;
-}
 
 void change_mask(ByteReader& bytes, Drawn& drawn) {
   fm_mask& m = drawn.mask;
@@ -263,7 +208,7 @@ void change_call(ByteReader& bytes, Drawn& drawn) {
 void change(ByteReader& bytes, Drawn& drawn) {
   const uint8_t what = bytes.byte() % 8;
   ++drawn.changes;
-  if (what < 4) return change_tensor(bytes, drawn);
+  if (what < 4) return change_tensor(bytes, drawn.tensors);
   if (what < 6) return change_mask(bytes, drawn);
   return what == 6 ? change_options(bytes, drawn) : change_call(bytes, drawn);
 }

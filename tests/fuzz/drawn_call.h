@@ -3,20 +3,13 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <initializer_list>
 #include <vector>
 
 #include "flashmask/c_api.h"
 #include "fuzz/byte_reader.h"
+#include "fuzz/c_tensors.h"
 
 namespace flashmask::fuzz {
-
-/// A tensor of the call: where it is in which struct, and what is wrong with its pointer.
-struct Argument {
-  fm_tensor* tensor;
-  uint8_t null = 0, misaligned = 0;
-  bool readable = true;
-};
 
 /// Sizes of structs, buffers and such: the right one, unless it is changed.
 enum class Size : uint8_t { kRight, kOneLess, kNone, kCount };
@@ -42,8 +35,5 @@ struct Drawn {
     return std::find_if(tensors.begin(), tensors.end(), [&](const Argument& a) { return a.tensor == &t; })->readable;
   }
 };
-
-/// Gives `t` this dtype and shape: contiguous, or with another `layout`.
-void lay_out(fm_tensor& t, int32_t dtype, std::initializer_list<int64_t> shape, uint8_t layout = 0);
 
 }  // namespace flashmask::fuzz
