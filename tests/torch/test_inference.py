@@ -446,6 +446,13 @@ def test_explain():
     assert '"backend": "cpu"' in text and "16 keys" in text and f'"bytes_read": {60 * 2 * 64 * 4}' in text
 
 
+def test_a_small_measurement():
+    from benchmarks.measure import cpu_cache
+
+    row = cpu_cache.measure(torch.float32, 2, 64, 1)
+    assert row["ours_ms"] > 0 and row["share_of_read"] > 0
+
+
 def test_nothing_reads_unused_slots():
     assert not ON_CUDA
     batch = draw([40, 20], [2, 2])
