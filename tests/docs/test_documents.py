@@ -229,3 +229,26 @@ int main() {{}}
         folder,
         "on_gpu",
     )
+
+
+def test_the_cpp_snippet_over_a_cache(folder):
+    program = compiled(
+        f"""#include <cstdint>
+#include <vector>
+#include <flashmask/flashmask.h>
+using namespace flashmask;
+int main() {{
+  const int64_t batch = 2, heads_q = 4, heads_kv = 2, pages = 6, max_pages = 3;
+  std::vector<uint16_t> rows(batch * heads_q * 128), keys(pages * 16 * heads_kv * 128), results(rows.size());
+  std::vector<uint16_t> values(keys.size(), 0x3f80);  // ones
+  std::vector<int32_t> pages_of = {{5, 0, 3, 1, 2, 4}}, lengths = {{40, 7}};
+  void *q = rows.data(), *k = keys.data(), *v = values.data(), *out = results.data();
+  void *table = pages_of.data(), *seqlens = lengths.data();
+{snippets()[2]}
+  for (const uint16_t x : results) if (x != 0x3f80) return 1;  // means of ones
+}}
+""",
+        folder,
+        "over_a_cache",
+    )
+    assert subprocess.run([program]).returncode == 0
