@@ -26,6 +26,7 @@ void add_commands(CLI::App& app, Global& global) {
   add_info_command(app, global);
   add_show_command(app, global);
   add_run_command(app, global);
+  add_decode_command(app, global);
   add_verify_command(app, global);
   add_bench_command(app, global);
   for (CLI::App* command : app.get_subcommands({})) {

@@ -21,7 +21,7 @@ TEST(Usage, EveryCommandExplainsItself) {
   for (std::string line; std::getline(lines, line);) {
     if (std::regex_match(line, match, entry)) commands.push_back(match[1]);
   }
-  EXPECT_EQ(commands, (std::vector<std::string>{"info", "show", "run", "verify", "bench"}));
+  EXPECT_EQ(commands, (std::vector<std::string>{"info", "show", "run", "decode", "verify", "bench"}));
   for (const std::string& command : commands) {
     SCOPED_TRACE(command);
     const std::string help = output_of({command, kHelp});
@@ -94,6 +94,7 @@ const Numbers kNumbers[] = {
     {{"run", "--task", "pretrain", "--input", "/dev/null"},
      {"--seqlen", "--heads", "--kv-heads", "--head-dim", "--threads", "--seed", "--limit-sequences", "--batch-size",
       "--dense-seconds"}},
+    {{"decode"}, {"--prompt", "--drafts", "--page-size", "--heads", "--kv-heads", "--head-dim", "--threads", "--seed"}},
     {{"bench"}, {"--seqlen", "--batch", "--heads", "--kv-heads", "--head-dim", "--threads", "--rounds", "--seed"}}};
 
 TEST(Usage, NoOptionTakesOneNumberForAnother) {
@@ -131,6 +132,7 @@ TEST(Usage, OutputThatCannotBeWrittenIsAFailure) {
       {"show", "causal"},
       {"show", "--list"},
       {"run", "--input", input, "--task", "pretrain", "--seqlen", "64"},
+      {"decode", "--prompt", "20", "--backend", tested_backend()},
       {"verify", "--list"},
       {"verify", "--cases", "1", "--backend", tested_backend()},
       {"bench", "--families", "causal", "--seqlen", "16", "--rounds", "1", "--backend", tested_backend()}};

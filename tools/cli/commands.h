@@ -14,6 +14,7 @@ namespace flashmask::cli {
 void add_info_command(CLI::App& app, const Global& global);
 void add_show_command(CLI::App& app, const Global& global);
 void add_run_command(CLI::App& app, const Global& global);
+void add_decode_command(CLI::App& app, const Global& global);
 void add_verify_command(CLI::App& app, const Global& global);
 void add_bench_command(CLI::App& app, const Global& global);
 
