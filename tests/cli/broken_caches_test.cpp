@@ -125,6 +125,13 @@ TEST(BrokenCaches, BitsThatDependOnOtherThings) {
                "by lists, in pages of 16");
 }
 
+TEST(BrokenCaches, BitsThatDependOnTheNumberOfRows) {
+  const auto change = [](CachedForwardArgs& args, Options&) {
+    if (args.q.shape[0] < 8) args.split_size = 128;
+  };
+  expect_found("cache=table seed=4 keys=700 rows=8 heads_q=2 heads_kv=1", broken(change), "in a call of the last row");
+}
+
 TEST(BrokenCaches, WritesOutsideOfTheWorkspace) {
   RunOptions options{.backend = tested_backend()};
   options.implementation.cached_forward = [](const CachedForwardArgs& args, std::span<std::byte> workspace,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The snippets of README, docs/python and docs/recipes run.
+"""The snippets of README, docs/python, docs/inference.md and docs/recipes run.
 
 Those of a page are one program, from top to bottom; a recipe's begins with its command, for which FLASHMASK_COMMAND
 names the program, and has a model. ```python is run, ```py (what needs a package that is not installed here) is only
@@ -39,6 +39,12 @@ def test_page(page):
     run(page, {})
     for snippet in snippets(page, "py"):
         ast.parse(snippet)
+
+
+@cpu_only("caches are read on the CPU")
+def test_the_page_of_inference():
+    pytest.importorskip("flashmask.inference")
+    run(ROOT / "docs" / "inference.md", {})
 
 
 @pytest.mark.skipif(not ON_CUDA, reason="a graph is the device's")

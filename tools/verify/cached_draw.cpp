@@ -279,6 +279,16 @@ CachedDraw CachedDraw::alone(std::size_t b) const {
   return one;
 }
 
+CachedDraw CachedDraw::last_row(std::size_t b) const {
+  CachedDraw one = alone(b);
+  DrawnRequest& request = one.requests[0];
+  one.c.rows = {1};
+  request.rows = 1;
+  request.q.erase(request.q.begin(), request.q.end() - c.heads_q * c.head_dim);
+  request.q_pos.erase(request.q_pos.begin(), request.q_pos.end() - 1);
+  return one;
+}
+
 int64_t CachedDraw::distance(const DrawnRequest& request, int64_t r, int64_t j) const {
   const int64_t row = c.positions == CachedPositions::kNone
                           ? tail_position(c, request, r)

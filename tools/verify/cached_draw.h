@@ -34,6 +34,8 @@ struct CachedDraw {
 
   /// Request b without its neighbours.
   CachedDraw alone(std::size_t b) const;
+  /// Request b without its neighbours and without its rows but the last.
+  CachedDraw last_row(std::size_t b) const;
   /// True if row r of the sequence sees key j under key head hk.
   bool sees(const DrawnRequest& request, int64_t r, int64_t j, int64_t hk) const;
   /// Distance of a row's position from a key's.

@@ -64,6 +64,7 @@ class CachedRun {
     check_plan(tensors, bits);
     check_placements(bits);
     check_alone(bits);
+    check_last_rows(bits);
     check_append();
   }
 
@@ -286,6 +287,24 @@ class CachedRun {
       const CachedDraw one = draw_.alone(b);
       CachedTensors tensors(one, placement_);
       check_equal(run_once(one, tensors, options_.threads, "run of one request")[0], bits[b], b, "without the others");
+    }
+  }
+
+  /// A row's bits do not depend on how many rows the call has. Without tail_lens the tail does.
+  void check_last_rows(const std::vector<RequestBits>& bits) {
+    if (c_.tail > 0 && !c_.tail_lens) return;
+    const auto row_bits = [&](const std::vector<std::byte>& all, int64_t columns, DataType dtype) {
+      const auto size =
+          static_cast<std::ptrdiff_t>(static_cast<std::size_t>(c_.heads_q * columns) * element_size(dtype));
+      return std::vector<std::byte>(all.end() - size, all.end());
+    };
+    for (std::size_t b = 0; b < draw_.requests.size(); ++b) {
+      if (draw_.requests[b].rows < 2) continue;
+      const CachedDraw one = draw_.last_row(b);
+      CachedTensors tensors(one, placement_);
+      const RequestBits last{row_bits(bits[b].out, c_.head_dim_v, c_.dtype),
+                             row_bits(bits[b].lse, 1, DataType::kFloat32)};
+      check_equal(run_once(one, tensors, options_.threads, "run of one row")[0], last, b, "in a call of the last row");
     }
   }
 

@@ -43,9 +43,9 @@ Verdict run_case(const Case& c, const RunOptions& options);
 Verdict run_case(const Case& c, const RunOptions& options, const DenseMask& dense);
 
 /// Runs a call over a cache and checks: accuracy against an oracle of its own, equal bits wherever its pages lie,
-/// beside no other request, with a plan and for any number of threads, that it writes its rows and nothing else, what
-/// validate_cached and explain_cached say of it, and that append_kv makes the same cache. A backend that takes no
-/// caches skips it.
+/// beside no other request, with a plan, for any number of threads and for the last row alone, that it writes its rows
+/// and nothing else, what validate_cached and explain_cached say of it, and that append_kv makes the same cache. A
+/// backend that takes no caches skips it.
 Verdict run_case(const CachedCase& c, const RunOptions& options);
 Verdict run_case(const AnyCase& c, const RunOptions& options);
 
