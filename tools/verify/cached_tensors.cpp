@@ -6,7 +6,6 @@
 #include <numeric>
 
 #include "numerics/number.h"
-#include "verify/random.h"
 
 namespace flashmask::verify {
 namespace {
@@ -157,40 +156,49 @@ void CachedTensors::lay_rows() {
   args_.cu_seqlens_q = int32_tensor({c_.batch() + 1});
   for (std::size_t b = 0; b <= draw_.requests.size(); ++b)
     set_int32(args_.cu_seqlens_q, static_cast<int64_t>(b), static_cast<int32_t>(first_row(b)));
+  if (!c_.bad || spare_rows_ > 0) return;
+  set_int32(args_.cu_seqlens_q, 0, -3);
+  set_int32(args_.cu_seqlens_q, c_.batch(), INT32_MAX);
 }
 
 void CachedTensors::lay_tables() {
   Random random(mix(c_.seed, kGarbageStream));
-  int64_t most = 0;
-  for (const auto& pages : request_pages_) most = std::max(most, static_cast<int64_t>(pages.size()));
-  const int64_t max_pages = most + static_cast<int64_t>(c_.seed % 2);
-  if (placement_.tables == CacheTables::kTable) args_.cache.page_table = int32_tensor({c_.batch(), max_pages});
-  if (placement_.tables == CacheTables::kLists) lay_lists();
-  bool fills_room = true;
+  std::vector<int64_t> rooms(draw_.requests.size(), page_size_);
+  if (placement_.tables != CacheTables::kContiguous) rooms = lay_entries(random);
   args_.cache.seqlens = int32_tensor({c_.batch()});
-  int64_t entry = 0;
-  for (std::size_t b = 0; b < draw_.requests.size(); ++b) {
-    const DrawnRequest& r = draw_.requests[b];
-    int64_t room = page_size_;
-    if (placement_.tables != CacheTables::kContiguous) {
-      const auto count = static_cast<int64_t>(request_pages_[b].size());
-      const bool is_table = placement_.tables == CacheTables::kTable;
-      const TensorView& to = is_table ? args_.cache.page_table : args_.cache.page_indices;
-      for (int64_t n = 0; n < (is_table ? max_pages : count); ++n, ++entry) {
-        const bool is_there = n < count && !r.missing[static_cast<std::size_t>(n * page_size_)];
-        set_int32(to, entry,
-                  is_there ? static_cast<int32_t>(request_pages_[b][static_cast<std::size_t>(n)])
-                           : draw_bad_page(random, pages_));
-      }
-      room = (is_table ? max_pages : count) * page_size_;
-    }
-    fills_room = fills_room && room == r.keys;
-    int64_t n = r.keys;
-    if (c_.bad && n == room && random.flip()) n = random.flip() ? INT32_MAX : n + 1;
+  bool fills_rooms = true;
+  for (std::size_t b = 0; b < rooms.size(); ++b) {
+    int64_t n = draw_.requests[b].keys;
+    fills_rooms = fills_rooms && rooms[b] == n;
+    if (c_.bad && n == rooms[b] && random.flip()) n = random.flip() ? INT32_MAX : n + 1;
     if (c_.bad && n == 0 && random.flip()) n = random.flip() ? INT32_MIN : -1;
     set_int32(args_.cache.seqlens, static_cast<int64_t>(b), static_cast<int32_t>(n));
   }
-  if (fills_room && c_.seed % 2 == 0) args_.cache.seqlens = {};
+  if (fills_rooms && c_.seed % 2 == 0) args_.cache.seqlens = {};
+}
+
+/// Writes each request's pages, and garbage behind the last and for missing ones. Returns the keys that each has room
+/// for.
+std::vector<int64_t> CachedTensors::lay_entries(Random& random) {
+  const bool is_table = placement_.tables == CacheTables::kTable;
+  std::size_t most = 0;
+  for (const auto& pages : request_pages_) most = std::max(most, pages.size());
+  const std::size_t max_pages = most + static_cast<std::size_t>(c_.seed % 2);
+  if (is_table) args_.cache.page_table = int32_tensor({c_.batch(), static_cast<int64_t>(max_pages)});
+  if (!is_table) lay_lists();
+  const TensorView& to = is_table ? args_.cache.page_table : args_.cache.page_indices;
+  std::vector<int64_t> rooms;
+  int64_t entry = 0;
+  for (std::size_t b = 0; b < request_pages_.size(); ++b) {
+    const std::vector<int64_t>& pages = request_pages_[b];
+    const std::size_t entries = is_table ? max_pages : pages.size();
+    for (std::size_t n = 0; n < entries; ++n, ++entry) {
+      const bool is_there = n < pages.size() && !draw_.requests[b].missing[n * static_cast<std::size_t>(page_size_)];
+      set_int32(to, entry, is_there ? static_cast<int32_t>(pages[n]) : draw_bad_page(random, pages_));
+    }
+    rooms.push_back(static_cast<int64_t>(entries) * page_size_);
+  }
+  return rooms;
 }
 
 void CachedTensors::lay_lists() {
@@ -200,7 +208,8 @@ void CachedTensors::lay_lists() {
     set_int32(args_.cache.page_indptr, static_cast<int64_t>(b), static_cast<int32_t>(entries));
     entries += static_cast<int64_t>(request_pages_[b].size());
   }
-  set_int32(args_.cache.page_indptr, c_.batch(), static_cast<int32_t>(entries));
+  set_int32(args_.cache.page_indptr, c_.batch(), c_.bad ? INT32_MAX : static_cast<int32_t>(entries));
+  if (c_.bad) set_int32(args_.cache.page_indptr, 0, -1);
   args_.cache.page_indices = int32_tensor({entries});
 }
 

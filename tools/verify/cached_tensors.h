@@ -8,6 +8,7 @@
 
 #include "flashmask/kv_cache.h"
 #include "verify/cached_draw.h"
+#include "verify/random.h"
 
 namespace flashmask::verify {
 
@@ -65,6 +66,7 @@ class CachedTensors {
   void order_pages();
   void lay_rows();
   void lay_tables();
+  std::vector<int64_t> lay_entries(Random& random);
   void lay_lists();
   void lay_keys();
   void lay_key(std::size_t b, int64_t j);
