@@ -125,15 +125,10 @@ class Decoding {
       for (int64_t w = 0; w < words; ++w) {
         uint32_t bits = 0;
         for (int64_t u = 32 * w; u < std::min(32 * w + 32, o_.drafts); ++u)
-          bits |= uint32_t{is_ancestor(u, t)} << u % 32;
+          bits |= uint32_t{figures_.is_ancestor(u, t)} << u % 32;
         int32_data(*tail_)[t * words + w] = static_cast<int32_t>(bits);
       }
     }
-  }
-  /// True if node u is t or on the way from the root to it.
-  bool is_ancestor(int64_t u, int64_t t) const {
-    while (t > u) t = figures_.parents[static_cast<std::size_t>(t)];
-    return t == u;
   }
 
   /// Gives the sequence pages out of a larger cache, in an order without order; all of it is NaN at first.
@@ -181,39 +176,47 @@ class Decoding {
 
   /// True if token r sees token j: the prompt sees what is before it, a draft its ancestors, too.
   bool sees(int64_t r, int64_t j) const {
-    return j < o_.prompt || r < o_.prompt ? j <= r : is_ancestor(j - o_.prompt, r - o_.prompt);
+    return j < o_.prompt || r < o_.prompt ? j <= r : figures_.is_ancestor(j - o_.prompt, r - o_.prompt);
   }
 
   /// Compares rows of a call that began at row `first`.
   void check(const std::string& what, int64_t first, const Results& results, const std::vector<int64_t>& sampled) {
     const auto count = static_cast<int64_t>(sampled.size());
-    const numerics::Sizes sizes{1, o_.heads, o_.kv_heads, count, keys_, o_.head_dim, o_.head_dim};
-    numerics::HeadInputs inputs{.q = HeadArray(1, o_.heads, count, o_.head_dim),
+    const HeadArray no_gradient(1, o_.heads, count, o_.head_dim);
+    numerics::HeadInputs inputs{.q = sampled_rows(q_, 0, sampled),
                                 .k = by_heads(k_, o_.kv_heads),
                                 .v = by_heads(v_, o_.kv_heads),
-                                .dout = HeadArray(1, o_.heads, count, o_.head_dim),
+                                .dout = no_gradient,
                                 .dlse = {}};
-    HeadArray out(1, o_.heads, count, o_.head_dim), lse(1, o_.heads, count, 1);
     std::vector<uint8_t> visible;
-    for (int64_t n = 0; n < count; ++n) {
-      const int64_t r = sampled[static_cast<std::size_t>(n)];
-      for (int64_t h = 0; h < o_.heads; ++h) {
-        lse.head(0, h)[static_cast<std::size_t>(n)] = results.lse.at(h * results.lse.view().shape[2] + r - first);
-        for (int64_t x = 0; x < o_.head_dim; ++x) {
-          const auto to = static_cast<std::size_t>(n * o_.head_dim + x);
-          inputs.q.head(0, h)[to] = q_.at((r * o_.heads + h) * o_.head_dim + x);
-          out.head(0, h)[to] = results.out.at(((r - first) * o_.heads + h) * o_.head_dim + x);
-        }
-      }
+    for (const int64_t r : sampled) {
       for (int64_t j = 0; j < keys_; ++j) visible.push_back(sees(r, j));
     }
     const double scale = 1 / std::sqrt(static_cast<double>(o_.head_dim));
     const numerics::Results exact =
         run_oracle(inputs, TensorView::contiguous(visible.data(), DataType::kUInt8, {1, 1, count, keys_}), scale);
     const double plain_error =
-        o_.dtype == DataType::kFloat32 ? 0 : largest_plain_error(inputs, sizes, scale, visible, exact.out);
-    add_accuracy("out of the " + what, out, exact.out, plain_error);
+        o_.dtype == DataType::kFloat32 ? 0 : largest_plain_error(inputs, count, scale, visible, exact.out);
+    add_accuracy("out of the " + what, sampled_rows(results.out, first, sampled), exact.out, plain_error);
+    HeadArray lse(1, o_.heads, count, 1);
+    const int64_t rows_per_head = results.lse.view().shape[2];
+    for (int64_t h = 0; h < o_.heads; ++h) {
+      std::ranges::transform(sampled, lse.head(0, h).begin(),
+                             [&](int64_t r) { return results.lse.at(h * rows_per_head + r - first); });
+    }
     add_lse(what, lse, exact.lse);
+  }
+
+  /// Rows of a tensor [.., rows, heads, head_dim] whose first row is `first`.
+  HeadArray sampled_rows(const Tensor& t, int64_t first, const std::vector<int64_t>& sampled) const {
+    HeadArray array(1, o_.heads, static_cast<int64_t>(sampled.size()), o_.head_dim);
+    for (int64_t h = 0; h < o_.heads; ++h) {
+      auto to = array.head(0, h).begin();
+      for (const int64_t r : sampled) {
+        for (int64_t x = 0; x < o_.head_dim; ++x) *to++ = t.at(((r - first) * o_.heads + h) * o_.head_dim + x);
+      }
+    }
+    return array;
   }
 
   HeadArray by_heads(const Tensor& t, int64_t heads) const {
@@ -228,9 +231,9 @@ class Decoding {
   }
 
   /// Largest error of the plain implementation, by which the accuracy rule goes (numerics/accuracy.h).
-  double largest_plain_error(const numerics::HeadInputs& inputs, const numerics::Sizes& sizes, double scale,
+  double largest_plain_error(const numerics::HeadInputs& inputs, int64_t count, double scale,
                              const std::vector<uint8_t>& visible, const HeadArray& exact) const {
-    const numerics::PlainCall call{o_.dtype, sizes.seqlen_q, sizes.seqlen_k, o_.head_dim, o_.head_dim, scale};
+    const numerics::PlainCall call{o_.dtype, count, keys_, o_.head_dim, o_.head_dim, scale};
     double largest = 0;
     for (int64_t h = 0; h < o_.heads; ++h) {
       const int64_t hk = h / (o_.heads / o_.kv_heads);
@@ -295,6 +298,11 @@ class Decoding {
 };
 
 }  // namespace
+
+bool DecodeFigures::is_ancestor(int64_t u, int64_t t) const {
+  while (t > u) t = parents[static_cast<std::size_t>(t)];
+  return t == u;
+}
 
 bool DecodeFigures::passed() const { return std::ranges::all_of(accuracy, &run::Accuracy::passed); }
 

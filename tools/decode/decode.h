@@ -37,6 +37,8 @@ struct DecodeFigures {
   std::vector<run::Accuracy> accuracy{};
 
   int64_t keys() const { return options.prompt + options.drafts; }
+  /// True if draft u is t or on the way from the root to it.
+  bool is_ancestor(int64_t u, int64_t t) const;
   bool passed() const;
 };
 

@@ -63,11 +63,6 @@ std::string pages_picture(const DecodeFigures& f) {
   return svg + "</svg>\n";
 }
 
-bool is_ancestor(const DecodeFigures& f, int64_t u, int64_t t) {
-  while (t > u) t = f.parents[static_cast<std::size_t>(t)];
-  return t == u;
-}
-
 /// The mask of the verification: a column for the prompt, which all rows see, and one for each draft.
 std::string tree_picture(const DecodeFigures& f) {
   constexpr double kLeft = 150, kTop = 20;
@@ -83,7 +78,7 @@ std::string tree_picture(const DecodeFigures& f) {
       kTop + side + 8, grouped(f.options.prompt), kLeft, kTop, kLeft - 6, side);
   for (int64_t t = 0; t < count; ++t) {
     for (int64_t u = 0; u < count; ++u) {
-      const bool visible = is_ancestor(f, u, t);
+      const bool visible = f.is_ancestor(u, t);
       svg +=
           fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"var({})\">{}</rect>\n",
                       kLeft + static_cast<double>(u) * cell, kTop + static_cast<double>(t) * cell, cell - 1, cell - 1,
