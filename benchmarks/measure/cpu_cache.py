@@ -85,7 +85,9 @@ def main():
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    print(f"{args.batch} requests of {args.keys} keys, {HEADS_Q}/{HEADS_KV} heads, d = {DIM}, pages of {PAGE}, ", end="")
+    print(
+        f"{args.batch} requests of {args.keys} keys, {HEADS_Q}/{HEADS_KV} heads, d = {DIM}, pages of {PAGE}, ", end=""
+    )
     print(f"{torch.get_num_threads()} threads, PyTorch {torch.__version__}")
     print(f"{'dtype':9} {'ours ms':>8} {'read GB/s':>10} {'share':>6} {'torch/ours':>11}")
     rows = []
