@@ -283,8 +283,8 @@ def not_measured(cases, others):
     said = [
         without_v3_text(cases),
         sections.NO_BLOCK_SPARSE_PEER,
-        "Hopper's plain forwards were measured before they lost a branch for a negative softmax_scale, which is "
-        "refused now.",
+        "Hopper's plain forwards of d = 64 and 128, those at 128K and those beside FlashAttention-3 were measured "
+        "before they lost a branch for a negative softmax_scale, which is refused now.",
         f"No other GPU was measured than {listed(devices)}." if devices else "",
         "[What of the papers is not here](end-to-end.md#what-of-the-papers-is-not-here): trainings and kernels that "
         "they have and this project has not rebuilt.",
