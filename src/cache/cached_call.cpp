@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cache/cached_call.h"
+#include "cache/check_cache.h"
 
 #include <bit>
 #include <cstdint>

@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <span>
 
-#include "cache/cached_launch.h"
-#include "cache/cached_problem.h"
+#include "call/cached_launch.h"
+#include "call/cached_problem.h"
 
 namespace flashmask {
 

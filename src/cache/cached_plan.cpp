@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cache/cached_plan.h"
+#include "cache/check_cache.h"
 
 #include <algorithm>
 #include <cstdint>

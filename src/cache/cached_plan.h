@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "cache/cached_problem.h"
+#include "call/cached_problem.h"
 
 namespace flashmask {
 

@@ -8,7 +8,7 @@
 #include <initializer_list>
 #include <string>
 
-#include "cache/cached_problem.h"
+#include "call/cached_problem.h"
 
 namespace flashmask {
 
@@ -22,6 +22,10 @@ void check_int32(const CachedProblem& p, const char* argument, const TensorView&
                  const std::string& accepted, bool with_data);
 
 void check_cu_seqlens(const CachedProblem& p, const char* argument, bool with_data);
+
+/// Checks a call and takes it apart. `with_data`: also that pointers are there (not for workspace queries).
+CachedProblem check_cached(const CachedForwardArgs& args, const Options& options, bool with_data);
+AppendProblem check_append(const AppendArgs& args, const Options& options);
 
 /// Checks cache, tables, scales, band and bounds, and reads their sizes.
 void read_sequences(CachedProblem& p, bool with_data);

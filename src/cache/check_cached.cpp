@@ -5,8 +5,8 @@
 #include <string>
 #include <utility>
 
-#include "cache/cached_problem.h"
 #include "cache/check_cache.h"
+#include "call/cached_problem.h"
 #include "call/options.h"
 #include "call/requirements.h"
 #include "common/arithmetic.h"

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "cache/cached_problem.h"
+#include "call/cached_problem.h"
 
 namespace flashmask {
 

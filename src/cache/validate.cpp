@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "cache/check_cache.h"
 #include "cache/sequence.h"
 #include "common/arithmetic.h"
 #include "common/message.h"

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "cache/cached_launch.h"
+#include "call/cached_launch.h"
 #include "call/launch.h"
 #include "call/problem.h"
 #include "common/message.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "cache/cached_launch.h"
+#include "call/cached_launch.h"
 
 namespace flashmask::cpu {
 

@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "cache/cached_problem.h"
+#include "call/cached_problem.h"
 
 namespace flashmask::reference {
 

@@ -61,14 +61,10 @@ inline int64_t cached_lse_offset(const CachedProblem& p, int64_t b, const Reques
   return p.is_packed() ? h * stride[0] + (rows.begin + i) * stride[1] : b * stride[0] + h * stride[1] + i * stride[2];
 }
 
-/// Checks a call and takes it apart. `with_data`: also that pointers are there (not for workspace queries).
-CachedProblem check_cached(const CachedForwardArgs& args, const Options& options, bool with_data);
-
 /// Rows to append, checked.
 struct AppendProblem {
   CachedProblem call;  ///< its q is k's rows; out, lse and the options are not there
   TensorView k, v, slots, bounds;
 };
-AppendProblem check_append(const AppendArgs& args, const Options& options);
 
 }  // namespace flashmask

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <variant>
 
-#include "cache/cached_problem.h"
+#include "call/cached_problem.h"
 #include "call/launch.h"
 
 namespace flashmask {
