@@ -15,6 +15,12 @@
 #include "backends/cpu/cached-inl.h"
 // clang-format on
 
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "common/element.h"
+
 #if HWY_ONCE
 namespace flashmask::cpu {
 
