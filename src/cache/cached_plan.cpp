@@ -175,13 +175,13 @@ void check_device(const CachedPlan& plan, const CachedProblem& p) {
 
 std::size_t cached_plan_bytes(const CachedCapacities& capacities, const Device& device) {
   check_capacities(capacities);
-  if (device.kind != Device::Kind::kCpu)
-    throw_unsupported("a plan on ", describe(device), ": no backend there reads a KV cache");
+  refuse_device("the plan", device);
   return sizeof(PlanHeader);
 }
 
 void build_cached_plan(const CachedForwardArgs& args, CachedPlan& plan, const Options& options) {
   with_memory_errors([&] {
+    refuse_device("the plan", plan.device);
     check_capacities(plan.capacities);
     const CachedProblem problem = check_cached(with_rows(args, plan.capacities, plan.device), options, false);
     check_stream(problem.device, options.stream);

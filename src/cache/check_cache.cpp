@@ -9,6 +9,7 @@
 #include "common/message.h"
 #include "common/tensor_checks.h"
 #include "flashmask/mask.h"
+#include "mask/host_only.h"
 
 namespace flashmask {
 
@@ -24,6 +25,12 @@ void check_int32(const CachedProblem& p, const char* argument, const TensorView&
   if (!accepts || t.dtype != DataType::kInt32)
     throw_invalid(argument, " is ", describe(t), "; it must be int32 ", accepted);
   check_readable(p, argument, t, with_data);
+}
+
+void refuse_device(const char* argument, const Device& device) {
+  if (device.kind == Device::Kind::kCpu) return;
+  throw_unsupported(argument, " is on ", describe(device),
+                    ", where no backend reads or writes a KV cache; backend 'cpu' does, in host memory");
 }
 
 bool has_shape(const TensorView& t, std::initializer_list<int64_t> shape) {

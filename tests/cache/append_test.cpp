@@ -114,6 +114,9 @@ TEST(AppendKv, Refusals) {
   wrong.cache.seqlens = {};
   expect_invalid({"seqlens is absent"}, [&] { append_kv(wrong); });
   wrong = args;
+  wrong.k.device = {Device::Kind::kCuda, 0};
+  expect_error(ErrorCode::kUnsupported, {"k is on CUDA device 0", "backend 'cpu'"}, [&] { append_kv(wrong); });
+  wrong = args;
   wrong.bounds = cu.view;
   expect_invalid({"bounds is int32 [5]", "mask has none"}, [&] { append_kv(wrong); });
 }

@@ -108,6 +108,9 @@ TEST(CachedPlanTest, Capacities) {
   OwnPlan own;
   own.plan.buffer = own.plan.buffer.first(1);
   expect_invalid({"buffer has 1 bytes"}, [&] { build_cached_plan(call.args, own.plan); });
+  own.plan.device = {Device::Kind::kCuda, 0};
+  expect_error(ErrorCode::kUnsupported, {"the plan is on CUDA device 0", "KV cache"},
+               [&] { build_cached_plan(call.args, own.plan); });
   expect_error(ErrorCode::kUnsupported, {"CUDA device 0", "KV cache"},
                [&] { cached_plan_bytes(room, {Device::Kind::kCuda, 0}); });
 }
