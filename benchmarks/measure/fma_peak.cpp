@@ -7,6 +7,11 @@
 // prints the GFLOP/s (two FLOP a multiply-add) of THREADS threads that do nothing else for at least MILLISECONDS, and
 // the instruction set.
 
+// The CPU backend has no kernels of SVE, whose vectors cannot be in arrays either.
+#ifndef HWY_DISABLED_TARGETS
+#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
+#endif
+
 // The order of these matters.
 // clang-format off
 #undef HWY_TARGET_INCLUDE
@@ -67,7 +72,7 @@ double gflops(int threads, double milliseconds) {
   const auto begin = Clock::now();
 #pragma omp parallel num_threads(threads) reduction(+ : operations)
   {
-    float result[64];  // SVE's longest vector
+    float result[16];  // the longest vector, AVX-512's
     do operations += HWY_DYNAMIC_DISPATCH(multiply_add)(100'000, result);
     while (Clock::now() - begin < least);
   }
