@@ -9,7 +9,7 @@ from benchmarks.measure import wasted_work
 from benchmarks.receipts import set_of, short_length
 from benchmarks.report.markdown import listed, markdown_table, paragraph, percent, range_text, size_text
 
-CPU = DATA / "cpu.json"
+CPU, CPU_CACHE = DATA / "cpu.json", DATA / "cpu_cache.json"
 PICTURES = "../img"  # from docs/performance
 
 
@@ -403,6 +403,21 @@ def cpu_peak(held):
     return markdown_table(["share of the peak", *(f"S = {s}, d = {d}" for s, d in columns)], lines)
 
 
+def cpu_cache():
+    held = json.loads(CPU_CACHE.read_text())
+    rows = [[r["dtype"], f"{r['share_of_read']:.0%}", f"{r['torch_over_ours']:.1f}"] for r in held["results"]]
+    batch, keys = held["results"][0]["batch"], held["results"][0]["keys"]
+    return [
+        *paragraph(
+            f"One row of attention over a paged KV cache, {batch} requests of {keys} keys, 32 query heads over 8 key "
+            f"heads, d = 128, pages of 16 in a random order ({held['machine']}; PyTorch {held['torch']}). "
+            "`python -m benchmarks.measure.cpu_cache` prints the table: the time of reading the cache's memory over "
+            "ours, and of SDPA over gathered keys."
+        ),
+        *markdown_table(["", "share of reading", "SDPA over ours"], rows),
+    ]
+
+
 def cpu_section():
     held = json.loads(CPU.read_text())
     low, high = held["peak_gflops"]
@@ -428,4 +443,6 @@ def cpu_section():
             "rounds). Only the products count as work: softmax, masks and reading tiles are part of what is missing."
         ),
         *cpu_peak(held),
+        "",
+        *cpu_cache(),
     ]
