@@ -89,7 +89,7 @@ void add_tile(const CachedProblem& p, const HeadRows& rows, const Keys& values, 
 /// True if the products can take a tile's keys where they are stored: few rows read them, in whole vectors, and all
 /// pages are there.
 inline bool can_stay_in_place(const StoredKeys& keys, int64_t dim, int64_t rows) {
-  if (rows > 2 * kRowsAtOnce || dim % 16 != 0 || keys.count % kKeysAtOnce != 0) return false;
+  if (rows > int64_t{2} * kRowsAtOnce || dim % 16 != 0 || keys.count % kKeysAtOnce != 0) return false;
   return std::all_of(keys.row, keys.row + keys.count, [](const char* row) { return row != nullptr; });
 }
 
@@ -268,9 +268,7 @@ void fold_state(const SoftmaxState& to, const SoftmaxState& split, int64_t rows,
   }
 }
 
-std::size_t cached_scratch_floats(const CachedProblem& p) {
-  return static_cast<std::size_t>(CachedScratch(p, nullptr).parts.taken());
-}
+int64_t cached_scratch_floats(const CachedProblem& p) { return CachedScratch(p, nullptr).parts.taken(); }
 
 }  // namespace flashmask::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

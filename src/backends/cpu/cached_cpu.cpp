@@ -27,15 +27,17 @@ struct CpuCachedCall {
   int64_t states = 0, scratch;
 
   explicit CpuCachedCall(const CachedProblem& p) {
-    const int64_t row_floats = p.total_rows() * p.heads_q * floats_per_row(p);
-    const auto bytes = checked_product(row_floats, p.splits(), int64_t{sizeof(float)});
+    const auto bytes =
+        checked_product(p.total_rows(), p.heads_q, floats_per_row(p), p.splits(), int64_t{sizeof(float)});
     const int64_t tiles = ceil_div(p.total_rows() * p.group_size(), PackedRows::kMost) + p.batch;
-    const int most = thread_count(p.threads, tiles * p.heads_kv * std::max<int64_t>(p.splits(), 1));
+    const auto items = checked_product(tiles, p.heads_kv, std::max<int64_t>(p.splits(), 1));
+    const int most = thread_count(p.threads, items.value_or(INT64_MAX));
     divides_sequences = most > 1 && bytes && *bytes <= kMostStateBytes && p.splits() > 1;
     threads = divides_sequences ? most : thread_count(p.threads, tiles * p.heads_kv);
     if (divides_sequences) states = round_up(*bytes, 64);
-    const int64_t own = 2 * PackedRows::kMost * floats_per_row(p) * static_cast<int64_t>(sizeof(float));
-    scratch = static_cast<int64_t>(cached_scratch_bytes(p)) + round_up(own, 64);
+    // Beside the kernel's own, the sum of splits and one of them.
+    const int64_t floats = cached_scratch_floats(p) + 2 * PackedRows::kMost * floats_per_row(p);
+    scratch = floats * static_cast<int64_t>(sizeof(float));
   }
   int64_t bytes() const { return states + threads * scratch; }
 };
@@ -113,7 +115,7 @@ class Run {
   }
 
   void finish(const PackedRows& rows, float* scratch) const {
-    float* const own = scratch + cached_scratch_bytes(p_) / sizeof(float);
+    float* const own = scratch + cached_scratch_floats(p_);
     const int64_t count = rows.total();
     const SoftmaxState sum = SoftmaxState::in(own, count, p_.head_dim_v),
                        part = SoftmaxState::in(own + PackedRows::kMost * floats_per_row(p_), count, p_.head_dim_v);

@@ -28,9 +28,7 @@ HWY_EXPORT(cached_split);
 HWY_EXPORT(fold_state);
 HWY_EXPORT(cached_scratch_floats);
 
-std::size_t cached_scratch_bytes(const CachedProblem& p) {
-  return HWY_DYNAMIC_DISPATCH(cached_scratch_floats)(p) * sizeof(float);
-}
+int64_t cached_scratch_floats(const CachedProblem& p) { return HWY_DYNAMIC_DISPATCH(cached_scratch_floats)(p); }
 void cached_split(const CachedProblem& p, const Sequence& sequence, const PackedRows& rows, int64_t begin, int64_t end,
                   const SoftmaxState& state, float* scratch) {
   HWY_DYNAMIC_DISPATCH(cached_split)(p, sequence, rows, begin, end, state, scratch);

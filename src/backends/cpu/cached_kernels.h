@@ -35,8 +35,8 @@ struct SoftmaxState {
   }
 };
 
-/// Bytes of scratch one thread needs, a multiple of 64.
-std::size_t cached_scratch_bytes(const CachedProblem& problem);
+/// Floats of scratch one thread needs, a multiple of 16.
+int64_t cached_scratch_floats(const CachedProblem& problem);
 
 /// The softmax of the rows over the keys [begin, end) of their sequence, from nothing. Leaves every row's state set.
 void cached_split(const CachedProblem& problem, const Sequence& sequence, const PackedRows& rows, int64_t begin,
