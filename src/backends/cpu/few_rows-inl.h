@@ -29,7 +29,7 @@ HWY_INLINE void store_sums(const Vec (&x)[4], float* to) {
 #else
 /// Sums of blocks of 128 bits: lane by lane, four of them.
 template <class D>
-HWY_INLINE auto sum_blocks(D d, hn::Vec<D> x) {
+HWY_INLINE auto sum_blocks(D, hn::Vec<D> x) {
   if constexpr (hn::MaxLanes(D()) <= 4) {
     return x;
   } else {
