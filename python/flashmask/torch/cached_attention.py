@@ -14,7 +14,7 @@ from .._core.docstrings import composed
 from .._core.errors import UnsupportedError
 from . import ops, tensor_arguments
 from .explain import place_of
-from .kv_cache import KvCache, SequenceMask, call_struct
+from .kv_cache import KvCache, SequenceMask, call_struct, check_kind
 
 SPLIT_SIZE = 1024
 _ops = torch.ops.flashmask
@@ -32,15 +32,29 @@ _ELSEWHERE = {
     "q_offset": "rows are the last of their sequences; seqlens says where these end",
     "k": "append_kv(k, v, cache) first",
     "v": "append_kv(k, v, cache) first",
+    "cache_seqlens": "KvCache(k, v, seqlens=..), which counts the new tokens, too",
+    "page_table": "KvCache(k, v, page_table)",
+    "block_table": "KvCache(k, v, page_table)",
+    "causal": "SequenceMask(causal=..)",
+    "window_size": "SequenceMask(window_size=..)",
+    "rotary_seqlens": "rotate queries and keys before append_kv",
+    "q_descale": "put it into softmax_scale, or multiply q by it",
+    "k_descale": "KvCache(k, v, k_scale=..) and flashmask_with_kvcache",
+    "v_descale": "KvCache(k, v, v_scale=..) and flashmask_with_kvcache",
+    "cu_seqlens_k_new": "append_kv(k, v, cache, cu_seqlens=..) and flashmask_with_kvcache",
+    "attention_chunk": "hide a chunk from the rows after it by SequenceMask(bounds=..)",
+    "qv": "concatenate q and qv, and k and v, along the head_dim",
 }
 
 
 def refuse_elsewhere(given: dict[str, Any]) -> None:
-    """UnsupportedError naming an argument that other libraries have, and the way to do it; TypeError for any other."""
+    """UnsupportedError naming an argument that other libraries have, and the way to do it; TypeError for any other.
+    None and a number 0 ask for nothing.
+    """
     for name, value in given.items():
         if name not in _ELSEWHERE:
             raise TypeError(f"unexpected keyword argument '{name}'")
-        if value is not None:
+        if value is not None and not (type(value) in (int, float) and value == 0):
             raise UnsupportedError(f"{name} is given; it is not an argument here: {_ELSEWHERE[name]}")
 
 
@@ -101,6 +115,7 @@ class CachePlan:
     def update(self, mask: SequenceMask | None, cache: KvCache, cu_seqlens_q: torch.Tensor | None = None) -> None:
         """Prepares calls with this mask (None: causal), this cache but for its k, v and scales, and these
         cu_seqlens_q. Reads nothing back, so a CUDA graph may hold it. Raises ValueError if the plan has no room."""
+        _check_call(cache, mask, cu_seqlens_q=cu_seqlens_q)
         ops.call(
             _ops.cached_plan_build,
             self.buffer,
@@ -202,9 +217,12 @@ def flashmask_with_kvcache(
     RuntimeError where gradients are on and q or the cache requires one: there is no backward.
     """
     refuse_elsewhere(elsewhere)
-    tensor_arguments.check_dense("q", q)
+    given = {"sink": sink, "alibi_slopes": alibi_slopes}
+    _check_call(cache, mask, q=q, cu_seqlens_q=cu_seqlens_q, out=out, lse=lse, **given)
+    if plan is not None:
+        check_kind("plan", plan, CachePlan)
     arguments.check_dimensions("q", q.shape, _dimensions(cu_seqlens_q))
-    _check_no_gradient(q=q, k=cache.k, v=cache.v, sink=sink, alibi_slopes=alibi_slopes)
+    check_no_gradient({"q": q, **_contents(cache), **given})
     is_packed = cu_seqlens_q is not None
     batch = cu_seqlens_q.shape[0] - 1 if cu_seqlens_q is not None else q.shape[0]
     if arguments.flag("validate", validate):
@@ -262,10 +280,12 @@ def append_kv(
         is no slot, is skipped.
     bounds: int32 [.., 1 or heads_kv, n], of k's first dimensions: each row's vectors, written to mask.bounds.
 
-    Raises TypeError or ValueError if an argument is wrong, RuntimeError where gradients are on and k or v requires one.
+    Raises TypeError or ValueError if an argument is wrong, RuntimeError where gradients are on and k, v or the cache
+    requires one.
     """
-    tensor_arguments.check_tensors(None, k=k, v=v)
-    _check_no_gradient(k=k, v=v)
+    _check_call(cache, mask, k=k, v=v, cu_seqlens=cu_seqlens, slots=slots, bounds=bounds)
+    tensor_arguments.check_one_device(k=k, v=v)
+    check_no_gradient({"k": k, "v": v, **_contents(cache)})
     if bounds is not None and (mask is None or mask.bounds is None):
         raise ValueError("bounds is given and mask has none to write them to; mask=SequenceMask(bounds=..)")
     target, causal, in_pages = None, True, False
@@ -287,6 +307,7 @@ def explain(
     """Says as JSON which backend and kernel a call would take, how it divides sequences and finds keys, and the bytes
     that it will read, null where lengths are on a device. `rejected` says why a backend does not take it.
     """
+    _check_call(cache, mask, q=q, cu_seqlens_q=cu_seqlens_q)
     args, keep = call_struct(cache, mask, q, cu_seqlens_q)
     args.split_size = arguments.integer("split_size", split_size, 1)
     options = call_options.make(backend=backend, threads=torch.get_num_threads())
@@ -308,11 +329,30 @@ def _rows_and_mask(
     return cu_seqlens_q, *(mask or SequenceMask()).operands(cache, batch)
 
 
-def _check_no_gradient(**tensors: torch.Tensor | None) -> None:
+_OPTIONAL = ("cu_seqlens_q", "cu_seqlens", "slots", "bounds", "out", "lse", "sink", "alibi_slopes")
+
+
+def _check_call(cache: KvCache, mask: SequenceMask | None, **tensors: torch.Tensor | None) -> None:
+    """TypeError naming the first argument that is of another kind than it must be."""
+    check_kind("cache", cache, KvCache)
+    if mask is not None:
+        check_kind("mask", mask, SequenceMask)
+    for name, x in tensors.items():
+        if x is not None or name not in _OPTIONAL:
+            tensor_arguments.check_dense(name, x)
+
+
+def _contents(cache: KvCache) -> dict[str, Any]:
+    """Tensors of the cache that a gradient could be asked for, by their names in errors."""
+    return {"cache.k": cache.k, "cache.v": cache.v, "k_scale": cache.k_scale, "v_scale": cache.v_scale}
+
+
+def check_no_gradient(tensors: dict[str, Any]) -> None:
+    """RuntimeError where gradients are on and one of the tensors, by name, requires one."""
     if not torch.is_grad_enabled():
         return
     for name, x in tensors.items():
-        if x is not None and x.requires_grad:
+        if getattr(x, "requires_grad", False):
             raise RuntimeError(
                 f"{name} requires a gradient, and attention over a cache has no backward; "
                 "call it under torch.no_grad(), or train with flashmask_attention"

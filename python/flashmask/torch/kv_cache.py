@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes as C
 import dataclasses
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 
@@ -13,9 +13,7 @@ from .._core import arguments, caches, capi, explanation
 from .._core.annotations import Window
 from .._core.errors import UnsupportedError
 from . import tensor_arguments
-
-if TYPE_CHECKING:
-    from .mask import Mask
+from .mask import Mask
 
 CacheLayout: TypeAlias = Literal["NHD", "HND"]
 KeyLayout: TypeAlias = Literal["auto", "sequences", "pages"]
@@ -157,6 +155,7 @@ class SequenceMask:
         Raises ValueError if it is not square, and UnsupportedError naming what a mask of sequences has not: a q_offset,
         a block mask, positions.
         """
+        check_kind("mask", mask, Mask)
         if mask.seqlen_q != mask.seqlen_k:
             raise ValueError(f"mask is for {mask.seqlen_q} rows and {mask.seqlen_k} keys; it must be square")
         refused = {"q_offset": mask.q_offset or None, "block_mask": mask.block_mask, "q_pos": mask.q_pos}
@@ -191,6 +190,13 @@ class SequenceMask:
         in_pages = self.layout_for(cache, batch) == "pages"
         tail = (self.tail, self.tail_lens, self.tail_depth, self.q_pos, self.k_pos)
         return self.causal, left, right, in_pages, self.bounds, *tail
+
+
+def check_kind(name: str, value: Any, kind: type) -> None:
+    """TypeError unless the value is of the kind."""
+    if not isinstance(value, kind):
+        advice = "; SequenceMask.from_mask makes one of a Mask" if isinstance(value, Mask) else ""
+        raise TypeError(f"{name} is a {type(value).__name__}; it must be a {kind.__name__}{advice}")
 
 
 def call_struct(
