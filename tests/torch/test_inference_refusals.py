@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls over KV caches that are refused, by name and before anything is written; opcheck."""
+"""Calls over KV caches that are refused before anything is written, and what torch learns of their writes."""
 
 import pytest
 import torch
@@ -111,6 +111,26 @@ def test_other_functions_name_arguments_of_another_kind(q, cache, rows):
         append_kv(rows, rows, cache, slots=[0, 1])
     with pytest.raises(TypeError, match="mask is a int; it must be a Mask"):
         SequenceMask.from_mask(3)
+
+
+def test_a_backward_finds_out_that_a_saved_tensor_was_written(q, cache, rows):
+    weight = torch.ones((), requires_grad=True)
+    product = (weight * cache.k).sum()
+    append_kv(rows, rows, cache)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()
+    out = torch.empty_like(q)
+    product = (weight * out).sum()
+    attend(q, cache, out=out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()
+
+
+def test_inference_mode(cache, rows):
+    with torch.inference_mode():
+        q, own = torch.randn(2, 2, 4, 32), KvCache(cache.k.clone(), cache.v.clone(), cache.page_table, cache.seqlens)
+        append_kv(rows, rows, own)
+        attend(q, own, out=torch.empty_like(q))
 
 
 def test_opcheck_in_full(q, cache, rows):

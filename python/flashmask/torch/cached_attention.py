@@ -231,6 +231,7 @@ def flashmask_with_kvcache(
         del keep
     softmax_scale, _, max_ctas = ops.read_options(softmax_scale, None, backend, max_ctas)
     wants_lse = arguments.flag("return_softmax_lse", return_softmax_lse)
+    written = [x for x in (out, lse) if x is not None]
     if out is None:
         out = q.new_empty((*q.shape[:-1], cache.v.shape[3]))
     if lse is None and wants_lse:
@@ -254,6 +255,7 @@ def flashmask_with_kvcache(
         backend,
         max_ctas,
     )
+    _note_writes(written)
     if not wants_lse:
         return out
     assert lse is not None
@@ -293,6 +295,7 @@ def append_kv(
         batch = k.shape[0] if k.ndim == 4 else None if cu_seqlens is None else cu_seqlens.shape[0] - 1
         target, causal, in_pages = mask.bounds, mask.causal, mask.layout_for(cache, batch) == "pages"
     ops.call(_ops.append_kv, k, v, *cache.operands(), cu_seqlens, slots, bounds, target, causal, in_pages)
+    _note_writes([cache.k, cache.v] if target is None else [cache.k, cache.v, target])
 
 
 def explain(
@@ -357,6 +360,15 @@ def check_no_gradient(tensors: dict[str, Any]) -> None:
                 f"{name} requires a gradient, and attention over a cache has no backward; "
                 "call it under torch.no_grad(), or train with flashmask_attention"
             )
+
+
+def _note_writes(tensors: list[torch.Tensor]) -> None:
+    """Lets a backward that saved one of the tensors find out that it was written since."""
+    if torch.compiler.is_compiling():  # the schemas tell compiled code
+        return
+    for x in tensors:
+        if not x.is_inference():
+            torch.autograd.graph.increment_version(x)
 
 
 @torch.library.register_fake("flashmask::cached_forward")
