@@ -31,8 +31,9 @@ struct CachedScratch {
   float* scores;
 
   CachedScratch(const CachedProblem& p, float* scratch) : parts(scratch) {
-    const int64_t widest = padded(std::max(p.head_dim, p.head_dim_v));
-    q = {parts.take(PackedRows::kMost * padded(p.head_dim)), padded(p.head_dim)};
+    const int64_t stride = padded(round_up(p.head_dim, kPair)),
+                  widest = padded(round_up(std::max(p.head_dim, p.head_dim_v), kPair));
+    q = {parts.take(PackedRows::kMost * stride), stride};
     keys = {parts.take(kCachedKeys * widest), widest};
     scores = parts.take(PackedRows::kMost * kCachedKeys);
   }
@@ -43,8 +44,10 @@ void load_queries_of(const CachedProblem& p, const Sequence& sequence, const Pac
   const int64_t group = p.group_size();
   for (int64_t n = 0; n < rows.total(); ++n, to.at += to.stride) {
     const int64_t packed = rows.first + n % rows.count, hk = rows.hk + n / rows.count;
-    load_padded(cached_row<const Element>(p, p.q, rows.b, sequence.rows(), packed / group, hk * group + packed % group),
-                p.head_dim, static_cast<float>(p.softmax_scale), to.at);
+    load_row(cached_row<const Element>(p, p.q, rows.b, sequence.rows(), packed / group, hk * group + packed % group),
+             p.head_dim, static_cast<float>(p.softmax_scale), to.at);
+    std::fill(to.at + p.head_dim, to.at + round_up(p.head_dim, kPair), 0.0f);
+    to_pairs(p.cache_dtype, p.head_dim, to.at);
   }
 }
 
@@ -67,13 +70,11 @@ template <typename Keys>
 void multiply_tile(const CachedProblem& p, int64_t q_stride, const HeadRows& rows, const Keys& keys, int64_t count,
                    RowsAhead& ahead) {
   for_rows_of<kRowsAtOnce>(0, rows.count, [&](auto at_once, int64_t n) {
-    for (int64_t j = 0; j < count; j += kKeysAtOnce) {
-      if (n == 0) ahead.fetch(std::min<int64_t>(ahead.share() - j, kKeysAtOnce));
-      multiply_keys<at_once()>(rows.q + n * q_stride, q_stride, keys, j, round_up(p.head_dim, 16),
-                               rows.scores + n * kCachedKeys);
-    }
+    for (int64_t j = 0; j < count; j += kKeysAtOnce)
+      multiply_keys<at_once()>(rows.q + n * q_stride, q_stride, keys, j, round_up(p.head_dim, kWhole),
+                               rows.scores + n * kCachedKeys, ahead);
   });
-  ahead.finish_share();
+  ahead.finish_pass();
 }
 
 template <typename Keys>
@@ -81,26 +82,26 @@ void add_tile(const CachedProblem& p, const HeadRows& rows, const Keys& values, 
               RowsAhead& ahead) {
   const int64_t stride = rows.state.stride;
   for_rows_of<kRowsAtOnce>(0, rows.count, [&](auto at_once, int64_t n) {
-    add_values<at_once()>(rows.scores + n * kCachedKeys, values, count, round_up(p.head_dim_v, 16), factor + n,
-                          rows.state.out + n * stride, stride, n == 0 ? &ahead : nullptr);
+    add_values<at_once()>(rows.scores + n * kCachedKeys, values, round_up(count, kKeysAtOnce),
+                          round_up(p.head_dim_v, kWhole), factor + n, rows.state.out + n * stride, stride, ahead);
   });
+  ahead.finish_pass();
 }
 
-/// True if the products can take a tile's keys where they are stored: few rows read them, in whole vectors, and all
-/// pages are there.
+/// True if the products can take a tile's keys where they are stored: few rows read them, of a multiple of kWhole, and
+/// all pages are there.
 inline bool can_stay_in_place(const StoredKeys& keys, int64_t dim, int64_t rows) {
-  if (rows > int64_t{2} * kRowsAtOnce || dim % 16 != 0 || keys.count % kKeysAtOnce != 0) return false;
-  return std::all_of(keys.row, keys.row + keys.count, [](const char* row) { return row != nullptr; });
+  return rows <= int64_t{2} * kRowsAtOnce && dim % kWhole == 0 && keys.count % kKeysAtOnce == 0 && keys.all_there;
 }
 
 /// Calls f(keys) with a tile's rows of k or v as the products take them.
 template <typename F>
-void with_keys(const CachedProblem& p, const CachedScratch& s, const StoredKeys& keys, int64_t dim, int64_t rows,
-               const F& f) {
+void with_keys(const CachedProblem& p, const CachedScratch& s, const StoredKeys& keys, int64_t head, int64_t dim,
+               int64_t rows, const F& f) {
   const auto of = [&](auto element) {
     using Element = decltype(element);
-    if (can_stay_in_place(keys, dim, rows)) return f(KeysInPlace<Element>{keys});
-    load_tile_of<Element>(keys, dim, s.keys);
+    if (can_stay_in_place(keys, dim, rows)) return f(KeysInPlace<Element>{keys, head});
+    load_tile_of<Element>(keys, head, dim, s.keys);
     f(LoadedKeys{s.keys});
   };
   switch (p.cache_dtype) {
@@ -118,6 +119,7 @@ void with_keys(const CachedProblem& p, const CachedScratch& s, const StoredKeys&
 /// A tile that some row sees under some head, and which keys of it each row does, by head.
 struct VisibleTile {
   KeyTile tile;
+  StoredKeys k, v;
   uint64_t bits[PackedRows::kMost];
   uint64_t heads;  ///< bits: heads under which some row sees a key
 };
@@ -127,7 +129,8 @@ struct VisibleTile {
 class VisibleTiles {
  public:
   VisibleTiles(const CachedProblem& p, const Sequence& sequence, const PackedRows& rows, int64_t begin, int64_t end)
-      : sequence_(sequence),
+      : p_(p),
+        sequence_(sequence),
         visible_(p, sequence),
         hk_(rows.hk),
         heads_(differs_by_head(p.mask) ? rows.heads : 1),
@@ -149,6 +152,8 @@ class VisibleTiles {
           tile.heads |= heads_ == 1 ? ~uint64_t{0} : uint64_t{1} << head;
       }
       if (!tile.heads) continue;
+      tile.k = StoredKeys(p_.cache.k, tile.tile, hk_);
+      tile.v = StoredKeys(p_.cache.v, tile.tile, hk_);
       next_ += kCachedKeys;
       return true;
     }
@@ -164,6 +169,7 @@ class VisibleTiles {
     return m.bounds.defined() && m.bounds.shape[m.key_layout == KeyLayout::kPages ? 2 : 1] > 1;
   }
 
+  const CachedProblem& p_;
   const Sequence& sequence_;
   const VisibleKeys visible_;
   int64_t hk_, heads_, first_row_, row_count_, next_, last_, end_;
@@ -181,19 +187,19 @@ class SplitSoftmax {
 
   /// `next`: null after the last.
   void add(const VisibleTiles& tiles, const VisibleTile& tile, const VisibleTile* next) {
-    RowsAhead ahead(p_.cache.v, tile.tile, rows_, tile.heads);
+    RowsAhead ahead(tile.v, rows_.heads, tile.heads);
     for (int64_t head = 0; head < rows_.heads; ++head) {
       if (tile.heads >> head & 1)
         multiply(tile, tiles.bits(tile, head), head, ahead);
       else
-        ahead.finish_share();
+        ahead.finish_pass();
     }
-    ahead = next ? RowsAhead(p_.cache.k, next->tile, rows_, next->heads) : RowsAhead();
+    ahead = next ? RowsAhead(next->k, rows_.heads, next->heads) : RowsAhead();
     for (int64_t head = 0; head < rows_.heads; ++head) {
       if (tile.heads >> head & 1)
         add_values_of(tile, head, ahead);
       else
-        ahead.finish_share();
+        ahead.finish_pass();
     }
   }
 
@@ -207,8 +213,7 @@ class SplitSoftmax {
     const int64_t group = p_.group_size(), first_of_bits = rows_.first / group;
     const KeyTile& tile = visible.tile;
     const HeadRows own = rows_of(head);
-    const StoredKeys k(p_.cache.k, tile, rows_.hk + head);
-    with_keys(p_, s_, k, p_.head_dim, own.count,
+    with_keys(p_, s_, visible.k, head, p_.head_dim, own.count,
               [&](const auto& keys) { multiply_tile(p_, s_.q.stride, own, keys, tile.count, ahead); });
     terms_.load(tile, rows_.hk + head);
     for (int64_t n = 0; n < own.count; ++n) {
@@ -219,11 +224,10 @@ class SplitSoftmax {
     }
   }
   void add_values_of(const VisibleTile& visible, int64_t head, RowsAhead& ahead) const {
-    const KeyTile& tile = visible.tile;
-    const StoredKeys v(p_.cache.v, tile, rows_.hk + head);
     const HeadRows own = rows_of(head);
-    with_keys(p_, s_, v, p_.head_dim_v, own.count,
-              [&](const auto& values) { add_tile(p_, own, values, tile.count, factor_ + head * rows_.count, ahead); });
+    with_keys(p_, s_, visible.v, head, p_.head_dim_v, own.count, [&](const auto& values) {
+      add_tile(p_, own, values, visible.tile.count, factor_ + head * rows_.count, ahead);
+    });
   }
 
   const CachedProblem& p_;
@@ -242,13 +246,14 @@ void cached_split(const CachedProblem& p, const Sequence& sequence, const Packed
   VisibleTiles tiles(p, sequence, rows, begin, end);
   VisibleTile tile[2];
   if (!tiles.next(tile[0])) return;
-  RowsAhead(p.cache.k, tile[0].tile, rows, tile[0].heads).fetch_all();
+  RowsAhead(tile[0].k, rows.heads, tile[0].heads).fetch_all();
   SplitSoftmax softmax(p, sequence, rows, state, scratch);
   bool more = true;
   for (int at = 0; more; at ^= 1) {
     more = tiles.next(tile[at ^ 1]);
     softmax.add(tiles, tile[at], more ? &tile[at ^ 1] : nullptr);
   }
+  for (int64_t n = 0; n < rows.total(); ++n) from_pairs(p.cache_dtype, p.head_dim_v, state.out + n * state.stride);
 }
 
 void fold_state(const SoftmaxState& to, const SoftmaxState& split, int64_t rows, int64_t head_dim_v) {

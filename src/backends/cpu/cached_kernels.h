@@ -26,7 +26,7 @@ struct SoftmaxState {
   /// The rows from n on.
   SoftmaxState from(int64_t n) const { return {largest + n, sum + n, out + n * stride, stride}; }
   /// Floats of a row's state: whole vectors of every instruction set, so that each lies on a cache line.
-  static int64_t out_stride(int64_t head_dim_v) { return round_up(head_dim_v, 16); }
+  static constexpr int64_t out_stride(int64_t head_dim_v) { return round_up(head_dim_v, 32); }
   static int64_t floats_per_row(int64_t head_dim_v) { return 16 + out_stride(head_dim_v); }
   /// The state of `rows` rows that lies at `at`.
   static SoftmaxState in(float* at, int64_t rows, int64_t head_dim_v) {
