@@ -49,9 +49,9 @@ struct Items {
 
   /// Neighbouring heads of few rows go together, for their keys lie together, as long as `least` threads have work.
   Items(const CachedProblem& p, int64_t least) {
-    int64_t packed = 0;
-    for (int64_t b = 0; b < p.batch; ++b) packed += sequences.emplace_back(p, b).rows().count * p.group_size();
-    const int64_t alone = ceil_div(packed, PackedRows::kMost) * p.heads_kv;
+    int64_t alone = 0;
+    for (int64_t b = 0; b < p.batch; ++b)
+      alone += ceil_div(sequences.emplace_back(p, b).rows().count * p.group_size(), PackedRows::kMost) * p.heads_kv;
     for (int64_t b = 0; b < p.batch; ++b) {
       const int64_t own = sequences[static_cast<std::size_t>(b)].rows().count * p.group_size();
       for (int64_t first = 0; first < own; first += PackedRows::kMost) {
