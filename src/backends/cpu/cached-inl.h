@@ -44,7 +44,7 @@ void load_queries_of(const CachedProblem& p, const Sequence& sequence, const Pac
   for (int64_t n = 0; n < rows.total(); ++n, to.at += to.stride) {
     const int64_t packed = rows.first + n % rows.count, hk = rows.hk + n / rows.count;
     load_padded(cached_row<const Element>(p, p.q, rows.b, sequence.rows(), packed / group, hk * group + packed % group),
-                p.head_dim, static_cast<float>(p.softmax_scale), to.at);
+                p.head_dim, p.scale(), to.at);
   }
 }
 
