@@ -112,11 +112,21 @@ class PlanState {
 #define FLASHMASK_MASK_ARGUMENTS \
   causal, window_left, window_right, keys_in_pages, bounds, tail, tail_lens, tail_depth, q_pos, k_pos
 
+// Parameters for the features of calls over a cache: numbers first, as the schema has them.
+#define FLASHMASK_NONE(...)
+#define FLASHMASK_TENSOR(field, ...) , const OptionalTensor& field
+#define FLASHMASK_NUMBER(field, ...) , double field
+#define FLASHMASK_FEATURE_PARAMETERS                          \
+  FLASHMASK_CACHED_FEATURES(FLASHMASK_NONE, FLASHMASK_NUMBER) \
+  FLASHMASK_CACHED_FEATURES(FLASHMASK_TENSOR, FLASHMASK_NONE)
+#define FLASHMASK_READ_TENSOR(field, ...) options.field = call(field, #field);
+#define FLASHMASK_READ_NUMBER(field, ...) options.field = field;
+
 void cached_forward(const Tensor& out, const OptionalTensor& lse, const Tensor& q, FLASHMASK_CACHE_PARAMETERS,
-                    const OptionalTensor& cu_seqlens_q, FLASHMASK_MASK_PARAMETERS, std::optional<double> softmax_scale,
-                    double softcap, const OptionalTensor& sink, const OptionalTensor& alibi_slopes,
-                    bool batch_invariant, int64_t split_size, const OptionalTensor& plan,
-                    const OptionalTensor& plan_state, const std::string& backend, int64_t max_ctas) {
+                    const OptionalTensor& cu_seqlens_q, FLASHMASK_MASK_PARAMETERS,
+                    std::optional<double> softmax_scale FLASHMASK_FEATURE_PARAMETERS, bool batch_invariant,
+                    int64_t split_size, const OptionalTensor& plan, const OptionalTensor& plan_state,
+                    const std::string& backend, int64_t max_ctas) {
   const Place place = place_of(q);
   const Call call(place, "q");
   const fm_kv_cache cache = CacheArguments{FLASHMASK_CACHE_ARGUMENTS}.read(call);
@@ -141,9 +151,7 @@ void cached_forward(const Tensor& out, const OptionalTensor& lse, const Tensor& 
     options.flags |= FM_HAS_SCALE;
     options.softmax_scale = *softmax_scale;
   }
-  options.softcap = softcap;
-  options.sink = call(sink, "sink");
-  options.alibi_slopes = call(alibi_slopes, "alibi_slopes");
+  FLASHMASK_CACHED_FEATURES(FLASHMASK_READ_TENSOR, FLASHMASK_READ_NUMBER)
   options.backend = backend.c_str();
   options.max_ctas = static_cast<int32_t>(std::clamp<int64_t>(max_ctas, INT32_MIN, INT32_MAX));
   run(fm_cached_forward, "the workspace of attention over a cache", args, options, place);

@@ -50,13 +50,18 @@ constexpr const char* kBuildMask =
 #define FLASHMASK_SEQUENCE_MASK                                                                              \
   "Tensor? cu_seqlens_q, bool causal, SymInt window_left, SymInt window_right, bool keys_in_pages, Tensor? " \
   "bounds, Tensor? tail, Tensor? tail_lens, Tensor? tail_depth, Tensor? q_pos, Tensor? k_pos, "
+#define FLASHMASK_NONE(...)
+#define FLASHMASK_GIVEN_TENSOR(field, ...) ", Tensor? " #field
+#define FLASHMASK_GIVEN_NUMBER(field, ...) ", float " #field
+#define FLASHMASK_CACHED_OPTIONS                                    \
+  FLASHMASK_CACHED_FEATURES(FLASHMASK_NONE, FLASHMASK_GIVEN_NUMBER) \
+  FLASHMASK_CACHED_FEATURES(FLASHMASK_GIVEN_TENSOR, FLASHMASK_NONE)
 
 /// plan_state: a plan's capacities and what it was built for, int64 in host memory (CachePlan).
 constexpr const char* kCachedForward =
     "cached_forward(Tensor(a!) out, Tensor(b!)? lse, Tensor q, Tensor k, Tensor "
-    "v, " FLASHMASK_TABLES FLASHMASK_SEQUENCE_MASK
-    "float? softmax_scale, float softcap, Tensor? sink, Tensor? alibi_slopes, bool batch_invariant, SymInt "
-    "split_size, Tensor? plan, Tensor? plan_state, str backend, int max_ctas) -> ()";
+    "v, " FLASHMASK_TABLES FLASHMASK_SEQUENCE_MASK "float? softmax_scale" FLASHMASK_CACHED_OPTIONS
+    ", bool batch_invariant, SymInt split_size, Tensor? plan, Tensor? plan_state, str backend, int max_ctas) -> ()";
 constexpr const char* kCachedPlanBuild =
     "cached_plan_build(Tensor(a!) plan, Tensor(b!) plan_state, Tensor k, Tensor "
     "v, " FLASHMASK_TABLES FLASHMASK_SEQUENCE_MASK "bool batch_invariant, SymInt split_size) -> ()";
@@ -66,6 +71,10 @@ constexpr const char* kAppendKv =
     "Tensor? cu_seqlens, Tensor? slots, Tensor? bounds, Tensor(c!)? mask_bounds, bool causal, bool keys_in_pages) -> "
     "()";
 
+#undef FLASHMASK_CACHED_OPTIONS
+#undef FLASHMASK_GIVEN_NUMBER
+#undef FLASHMASK_GIVEN_TENSOR
+#undef FLASHMASK_NONE
 #undef FLASHMASK_SEQUENCE_MASK
 #undef FLASHMASK_TABLES
 #undef FLASHMASK_BACKWARD_INPUTS

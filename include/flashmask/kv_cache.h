@@ -124,8 +124,8 @@ struct CachedForwardArgs {
 FLASHMASK_API std::size_t cached_forward_workspace(const CachedForwardArgs& args, const Options& options = {});
 
 /// Attention of the rows over their sequences' keys, under the mask. Rows that see nothing get out = 0 and lse = -inf,
-/// or the sink. Takes the features softcap, sink and alibi_slopes (slopes times the distance of positions). Throws
-/// Error before anything is written if an argument is wrong.
+/// or the sink. Takes the features that options.def lists for caches; ALiBi's slopes are times the distance of
+/// positions. Throws Error before anything is written if an argument is wrong.
 FLASHMASK_API void cached_forward(const CachedForwardArgs& args, std::span<std::byte> workspace,
                                   const Options& options = {});
 

@@ -34,14 +34,13 @@ SequenceMaskView bounds_mask(const SequenceMaskView& mask) {
 
 /// The sizes of the rows and of the cache.
 CachedProblem read_sizes(const AppendArgs& args, const Options& options) {
-  CachedProblem p{.device = args.k.device,
-                  .stream = options.stream,
-                  .q = args.k,
-                  .out = {},
-                  .lse = {},
-                  .cu_seqlens_q = args.cu_seqlens,
-                  .cache = args.cache,
-                  .mask = bounds_mask(args.mask)};
+  CachedProblem p;
+  p.device = args.k.device;
+  p.stream = options.stream;
+  p.q = args.k;
+  p.cu_seqlens_q = args.cu_seqlens;
+  p.cache = args.cache;
+  p.mask = bounds_mask(args.mask);
   const int32_t rank = args.k.rank;
   p.dtype = args.k.dtype;
   p.rows = args.k.shape[rank - 3];

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -112,19 +111,16 @@ CachedProblem check_cached(const CachedForwardArgs& args, const Options& options
   check_options(options);
   refuse_features(options.features);
   check_split_size(args.split_size);
-  CachedProblem p{.features = options.features,
-                  .threads = options.threads,
-                  .max_ctas = options.max_ctas,
-                  .stream = options.stream,
-                  .batch_invariant = args.batch_invariant,
-                  .split_size = args.split_size,
-                  .q = args.q,
-                  .out = args.out,
-                  .lse = args.lse,
-                  .cu_seqlens_q = args.cu_seqlens_q,
-                  .cache = args.cache,
-                  .mask = args.mask,
-                  .plan = args.plan};
+  CachedProblem p;
+  p.batch_invariant = args.batch_invariant;
+  p.split_size = args.split_size;
+  p.q = args.q;
+  p.out = args.out;
+  p.lse = args.lse;
+  p.cu_seqlens_q = args.cu_seqlens_q;
+  p.cache = args.cache;
+  p.mask = args.mask;
+  p.plan = args.plan;
   check_q_dtype(p.q);
   read_rows(p);
   if (p.is_packed()) check_cu_seqlens(p, "cu_seqlens_q", with_data);
@@ -134,7 +130,7 @@ CachedProblem check_cached(const CachedForwardArgs& args, const Options& options
   check_tail(p, with_data);
   check_positions(p, with_data);
   check_outputs(p, with_data);
-  p.softmax_scale = options.softmax_scale.value_or(1 / std::sqrt(static_cast<double>(p.head_dim)));
+  read_options(options, p.head_dim, p);
   check_tensor_options(p.features, p.batch, p.heads_q, p.dtype, p.device, with_data);
   return p;
 }

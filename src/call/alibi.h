@@ -8,15 +8,19 @@
 
 namespace flashmask {
 
+/// The slope of ALiBi for a (batch entry, query head); 0 without it.
+inline double alibi_slope(const CommonOptions& options, int64_t b, int64_t h) {
+  const TensorView& slopes = options.features.alibi_slopes;
+  if (!slopes.defined()) return 0;
+  const int64_t entry = slopes.rank == 2 ? b * slopes.stride[0] : 0;
+  return static_cast<const float*>(slopes.data)[entry + h * slopes.stride[slopes.rank - 1]];
+}
+
 /// ALiBi of a (batch entry, query head): what it adds to scores (arXiv:2108.12409, section 3).
 class Alibi {
  public:
-  Alibi(const Problem& p, int64_t b, int64_t h) : q_offset_(p.mask.q_offset) {
-    const TensorView& slopes = p.features.alibi_slopes;
-    if (!slopes.defined()) return;
-    const int64_t entry = slopes.rank == 2 ? b * slopes.stride[0] : 0;
-    slope_ = static_cast<const float*>(slopes.data)[entry + h * slopes.stride[slopes.rank - 1]];
-    if (!p.mask.has_positions) return;
+  Alibi(const Problem& p, int64_t b, int64_t h) : q_offset_(p.mask.q_offset), slope_(alibi_slope(p, b, h)) {
+    if (!p.features.alibi_slopes.defined() || !p.mask.has_positions) return;
     q_pos_ = p.mask.q_pos + broadcast_index(b, p.batch, p.mask.q_pos_batch) * p.seqlen_q;
     k_pos_ = p.mask.k_pos + broadcast_index(b, p.batch, p.mask.k_pos_batch) * p.seqlen_k;
   }
@@ -30,7 +34,7 @@ class Alibi {
 
  private:
   int64_t q_offset_;
-  double slope_ = 0;
+  double slope_;
   const int32_t *q_pos_ = nullptr, *k_pos_ = nullptr;
 };
 

@@ -4,23 +4,20 @@
 #include <cstdint>
 #include <string_view>
 
+#include "call/options.h"
 #include "flashmask/kv_cache.h"
 
 namespace flashmask {
 
 /// A checked call over a cache, as the backends see it. q, out and lse have the dimensions of a packed call, [rows,
 /// heads, dim] and [heads, rows], or four and three of an unpacked one; row_of() knows.
-struct CachedProblem {
+struct CachedProblem : CommonOptions {
   int64_t batch = 0, heads_q = 0, heads_kv = 0, head_dim = 0, head_dim_v = 0;
   int64_t rows = 0;      ///< each request's, or with cu_seqlens_q those of all together
   int64_t capacity = 0;  ///< keys that a request has room for; of lists of pages the longest there can be
   int64_t page_size = 0, pages = 0;
   DataType dtype = DataType::kNone, cache_dtype = DataType::kNone;
   Device device{};
-  double softmax_scale = 1;
-  Features features{};
-  int threads = 0, max_ctas = 0;
-  void* stream = nullptr;
   bool batch_invariant = false;
   int64_t split_size = kDefaultSplitSize;
 

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cmath>
 #include <cstdint>
 #include <initializer_list>
 
@@ -153,29 +152,17 @@ void check_plan(const Problem& p) {
 Problem begin(const AttentionInputs& args, const MaskView* mask, const Options& options, bool with_data) {
   check_options(options);
   if (args.dense_mask.defined() && mask) throw_invalid("mask and dense_mask are both given; dense_mask replaces mask");
-  Problem p{.deterministic = options.deterministic,
-            .threads = options.threads,
-            .max_ctas = options.max_ctas,
-            .features = options.features,
-            .stream = options.stream,
-            .kernels = options.kernels,
-            .executed_tiles = options.executed_tiles,
-            .q = args.q,
-            .k = args.k,
-            .v = args.v,
-            .out = {},
-            .lse = {},
-            .dout = {},
-            .dlse = {},
-            .dq = {},
-            .dk = {},
-            .dv = {},
-            .dsink = {},
-            .mask = {},
-            .dense = args.dense_mask,
-            .plan = args.plan};
+  Problem p;
+  p.deterministic = options.deterministic;
+  p.kernels = options.kernels;
+  p.executed_tiles = options.executed_tiles;
+  p.q = args.q;
+  p.k = args.k;
+  p.v = args.v;
+  p.dense = args.dense_mask;
+  p.plan = args.plan;
   check_inputs(p, with_data);
-  p.softmax_scale = options.softmax_scale.value_or(1 / std::sqrt(static_cast<double>(p.head_dim)));
+  read_options(options, p.head_dim, p);
   check_tensor_options(p.features, p.batch, p.heads_q, p.dtype, p.device, with_data);
   if (with_data) check_dropout_state(p.features.dropout);
   p.mask = mask ? *mask : view_of({.seqlen_q = p.seqlen_q, .seqlen_k = p.seqlen_k});

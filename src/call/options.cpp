@@ -20,6 +20,14 @@ void check_options(const Options& options) {
   for (const NumberOption& option : kNumberOptions) check_number(option, options.features);
 }
 
+void read_options(const Options& options, int64_t head_dim, CommonOptions& to) {
+  to.softmax_scale = options.softmax_scale.value_or(1 / std::sqrt(static_cast<double>(head_dim)));
+  to.features = options.features;
+  to.threads = options.threads;
+  to.max_ctas = options.max_ctas;
+  to.stream = options.stream;
+}
+
 void check_tensor_options(const Features& features, int64_t batch, int64_t heads_q, DataType dtype,
                           const Device& device, bool with_data) {
   for (const TensorOption& option : kTensorOptions) {

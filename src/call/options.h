@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <string_view>
 
 #include "flashmask/attention.h"
@@ -47,8 +48,22 @@ inline constexpr FlagOption kFlagOptions[] = {FLASHMASK_FEATURES(FLASHMASK_NONE,
 #undef FLASHMASK_NUMBER
 #undef FLASHMASK_NONE
 
+/// Options of calls of every kind, as the backends see them.
+struct CommonOptions {
+  double softmax_scale = 1;
+  Features features{};
+  int threads = 0;   ///< as asked for: 0 is the backend's default
+  int max_ctas = 0;  ///< the attention kernel's; 0: one for each multiprocessor
+  void* stream = nullptr;
+
+  /// The factor of products in kernels that compute in float32.
+  float scale() const { return static_cast<float>(softmax_scale); }
+};
+
 /// Throws unless the options' numbers are accepted.
 void check_options(const Options& options);
+/// Takes over checked options; head_dim gives the scale where the options have none.
+void read_options(const Options& options, int64_t head_dim, CommonOptions& to);
 /// Throws unless the tensors among them are those of a call of this batch, heads, dtype and device.
 void check_tensor_options(const Features& features, int64_t batch, int64_t heads_q, DataType dtype,
                           const Device& device, bool with_data);

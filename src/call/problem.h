@@ -6,23 +6,19 @@
 #include <string>
 #include <string_view>
 
+#include "call/options.h"
 #include "flashmask/attention.h"
 #include "mask/view.h"
 
 namespace flashmask {
 
 /// A checked call, as the backends see it. All shapes agree, all sizes are in range.
-struct Problem {
+struct Problem : CommonOptions {
   bool is_backward = false;
   int64_t batch = 0, seqlen_q = 0, seqlen_k = 0, heads_q = 0, heads_kv = 0, head_dim = 0, head_dim_v = 0;
   DataType dtype = DataType::kNone;
   Device device{};
-  double softmax_scale = 1;
   bool deterministic = false;
-  int threads = 0;   ///< as asked for: 0 is the backend's default
-  int max_ctas = 0;  ///< the attention kernel's; 0: one for each multiprocessor
-  Features features{};
-  void* stream = nullptr;
   std::string_view kernels = "auto";  ///< as Options::kernels, in whose memory it is
   ExecutedTiles* executed_tiles = nullptr;
   std::optional<GpuModel> gpu{};  ///< in an explanation: replaces the device's own properties

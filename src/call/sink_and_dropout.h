@@ -11,8 +11,8 @@
 namespace flashmask {
 
 /// The score of the one more column that every row of query head h has; -inf, as good as none, without sinks.
-inline double sink_of(const Problem& p, int64_t h) {
-  const TensorView& sink = p.features.sink;
+inline double sink_of(const CommonOptions& options, int64_t h) {
+  const TensorView& sink = options.features.sink;
   return sink.defined() ? load_element(sink, h * sink.stride[0]) : -std::numeric_limits<double>::infinity();
 }
 

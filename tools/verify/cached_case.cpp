@@ -20,8 +20,6 @@ constexpr Words<ScaleShape, 6> kScales{{{ScaleShape::kNone, "none"},
 constexpr Words<CachedPositions, 3> kPositions{{{CachedPositions::kNone, "none"},
                                                 {CachedPositions::kRows, "rows"},
                                                 {CachedPositions::kRowsAndKeys, "rows_and_keys"}}};
-constexpr Words<AlibiKind, 3> kAlibi{
-    {{AlibiKind::kNone, "none"}, {AlibiKind::kShared, "shared"}, {AlibiKind::kEach, "each"}}};
 constexpr Words<Layout, 3> kLayouts{{{Layout::kBshd, "nhd"}, {Layout::kBhsd, "hnd"}, {Layout::kPadded, "padded"}}};
 constexpr Words<KeyLayout, 2> kKeyLayouts{{{KeyLayout::kSequences, "sequences"}, {KeyLayout::kPages, "pages"}}};
 constexpr Words<DataType, 3> kDtypes{
@@ -52,7 +50,7 @@ void parse_window(CachedCase& c, std::string_view key, std::string_view text) {
 const Setters<CachedCase>& setters() {
   using C = CachedCase;
   using Text = std::string_view;
-  static const Setters<C> table{
+  static const Setters<C> own{
       {"cache", word_setter(&C::tables, kTables)},
       {"seed", [](C& c, Text key, Text value) { c.seed = number<uint64_t>(key, value); }},
       {"page_size", integer_setter(&C::page_size, 1, kMostKeys)},
@@ -80,13 +78,12 @@ const Setters<CachedCase>& setters() {
       {"tail_lens", word_setter(&C::tail_lens, kYesNo)},
       {"tail_depth", word_setter(&C::tail_depth, kYesNo)},
       {"sink", word_setter(&C::sink, kYesNo)},
-      {"softcap", [](C& c, Text key, Text value) { c.softcap = finite(key, value); }},
-      {"alibi", word_setter(&C::alibi, kAlibi)},
       {"k_scale", word_setter(&C::k_scale, kScales)},
       {"v_scale", word_setter(&C::v_scale, kScales)},
       {"scale", [](C& c, Text key, Text value) { c.given_scale = finite(key, value); }},
       {"split_size", integer_setter(&C::split_size, 128, kMostKeys)},
   };
+  static const Setters<C> table = with_features(own, score_features());
   return table;
 }
 
@@ -145,8 +142,7 @@ std::string describe(const CachedCase& c) {
   add(c.tail_lens, "tail_lens", yes_no(c.tail_lens));
   add(c.tail_depth, "tail_depth", yes_no(c.tail_depth));
   add(c.sink, "sink", yes_no(c.sink));
-  add(c.softcap != 0, "softcap", c.softcap);
-  add(c.alibi != usual.alibi, "alibi", word(kAlibi, c.alibi));
+  line += describe(c.features, score_features());
   add(c.k_scale != usual.k_scale, "k_scale", word(kScales, c.k_scale));
   add(c.v_scale != usual.v_scale, "v_scale", word(kScales, c.v_scale));
   add(c.given_scale.has_value(), "scale", c.given_scale.value_or(0));

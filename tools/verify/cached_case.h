@@ -45,10 +45,9 @@ struct CachedCase {
   int64_t tail = 0;
   bool tail_lens = false, tail_depth = false;
   bool sink = false;
-  double softcap = 0;
-  AlibiKind alibi = AlibiKind::kNone;
+  CaseFeatures features{};  ///< only those of score_features()
   ScaleShape k_scale = ScaleShape::kNone, v_scale = ScaleShape::kNone;
-  std::optional<double> given_scale{};  ///< softmax_scale, if not the default
+  std::optional<double> given_scale{};  ///< as in Case
   int64_t split_size = kDefaultSplitSize;
 
   bool operator==(const CachedCase&) const = default;

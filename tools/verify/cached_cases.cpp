@@ -5,7 +5,7 @@
 #include <array>
 #include <cmath>
 #include <initializer_list>
-#include <tuple>
+#include <vector>
 
 #include "verify/random.h"
 
@@ -116,14 +116,15 @@ void draw_mask(Random& random, CachedCase& c) {
 
 void draw_options(Random& random, CachedCase& c) {
   c.sink = chance(random, 25);
-  if (chance(random, 20)) c.softcap = 5 + 45 * random.real();
-  if (chance(random, 20)) c.alibi = random.flip() ? AlibiKind::kShared : AlibiKind::kEach;
+  for (const CaseFeature& feature : score_features()) {
+    if (chance(random, feature.percent)) feature.draw(random, c.features);
+  }
   if (chance(random, 25)) c.given_scale = (0.4 + random.real()) / std::sqrt(static_cast<double>(c.head_dim));
   c.split_size = pick(random, std::array<int64_t, 4>{128, 256, 1024, 1024});
 }
 
 /// A case's value in each dimension of the covering list, as a small number.
-using Values = std::array<std::size_t, 26>;
+using Values = std::vector<std::size_t>;
 constexpr std::size_t kMostValues = 8;
 
 std::size_t place_among(int64_t value, std::initializer_list<int64_t> ends) {
@@ -138,37 +139,39 @@ Values values_in(const CachedCase& c) {
     return std::size_t{0};
   };
   const auto number = [](auto value) { return static_cast<std::size_t>(value); };
-  return {number(c.tables),
-          place_among(c.page_size, {3, 16, 64, 128}),
-          number(c.packed),
-          number(c.shared_keys() > 0),
-          number(c.bad),
-          place_among(c.group_size(), {2, 3, 5, 8, 16}),
-          place_among(c.head_dim, {16, 64, 128, 192, 256}),
-          number(c.head_dim == c.head_dim_v),
-          place_among(static_cast<int64_t>(c.dtype), {3, 4}) + 3 * number(c.float8),
-          number(c.k_scale),
-          number(c.v_scale),
-          number(c.layout),
-          number(c.causal),
-          number(c.window.left >= 0) + 2 * number(c.window.right >= 0),
-          number(c.vectors),
-          number(c.vectors_by_head) + 2 * number(c.vectors_by_request),
-          number(c.key_layout) + 2 * number(c.short_columns),
-          number(c.positions),
-          place_among(c.tail, {1, 33}),
-          number(c.tail_lens) + 2 * number(c.tail_depth),
-          number(c.sink),
-          number(c.softcap != 0),
-          number(c.alibi),
-          has([](int64_t n, int64_t) { return n == 0; }),
-          has([](int64_t n, int64_t m) { return m > n; }),
-          has([&](int64_t n, int64_t) { return n > 2 * c.split_size; })};
+  Values values{number(c.tables),
+                place_among(c.page_size, {3, 16, 64, 128}),
+                number(c.packed),
+                number(c.shared_keys() > 0),
+                number(c.bad),
+                place_among(c.group_size(), {2, 3, 5, 8, 16}),
+                place_among(c.head_dim, {16, 64, 128, 192, 256}),
+                number(c.head_dim == c.head_dim_v),
+                place_among(static_cast<int64_t>(c.dtype), {3, 4}) + 3 * number(c.float8),
+                number(c.k_scale),
+                number(c.v_scale),
+                number(c.layout),
+                number(c.causal),
+                number(c.window.left >= 0) + 2 * number(c.window.right >= 0),
+                number(c.vectors),
+                number(c.vectors_by_head) + 2 * number(c.vectors_by_request),
+                number(c.key_layout) + 2 * number(c.short_columns),
+                number(c.positions),
+                place_among(c.tail, {1, 33}),
+                number(c.tail_lens) + 2 * number(c.tail_depth),
+                number(c.sink),
+                has([](int64_t n, int64_t) { return n == 0; }),
+                has([](int64_t n, int64_t m) { return m > n; }),
+                has([&](int64_t n, int64_t) { return n > 2 * c.split_size; })};
+  for (const CaseFeature& feature : score_features()) values.push_back(number(feature.kind(c.features)));
+  return values;
 }
 
 /// Pairs of values of different dimensions that have met in a case.
 class Meetings {
  public:
+  explicit Meetings(std::size_t dimensions) : side_(dimensions * kMostValues), met_(side_ * side_) {}
+
   std::size_t count_new(const Values& values) const {
     std::size_t count = 0;
     for_each(values, [&](std::size_t pair) { count += !met_[pair]; });
@@ -179,16 +182,15 @@ class Meetings {
   }
 
  private:
-  static constexpr std::size_t kSide = std::tuple_size_v<Values> * kMostValues;
-
   template <typename F>
-  static void for_each(const Values& values, const F& f) {
+  void for_each(const Values& values, const F& f) const {
     for (std::size_t d = 0; d < values.size(); ++d) {
-      for (std::size_t e = 0; e < d; ++e) f((d * kMostValues + values[d]) * kSide + e * kMostValues + values[e]);
+      for (std::size_t e = 0; e < d; ++e) f((d * kMostValues + values[d]) * side_ + e * kMostValues + values[e]);
     }
   }
 
-  std::vector<bool> met_ = std::vector<bool>(kSide * kSide);
+  std::size_t side_;
+  std::vector<bool> met_;
 };
 
 }  // namespace
@@ -216,7 +218,7 @@ std::vector<CachedCase> covering_cached_cases() {
     values.push_back(values_in(drawn.back()));
   }
   std::vector<CachedCase> cases;
-  Meetings meetings;
+  Meetings meetings(values[0].size());
   while (cases.size() < kMost) {
     std::size_t best = 0, most = 0;
     for (std::size_t n = 0; n < kDrawn; ++n) {

@@ -216,8 +216,8 @@ void sum_row(const CachedDraw& draw, const DrawnRequest& request, int64_t h, int
     double score =
         c.scale() * request.k_scale[index(j, c.heads_kv, hk)] *
         dot(vector_at(request.q, i, c.heads_q, h, c.head_dim), vector_at(request.k, j, c.heads_kv, hk, c.head_dim));
-    if (c.softcap != 0) score = c.softcap * std::tanh(score / c.softcap);
-    if (c.alibi != AlibiKind::kNone)
+    score = c.features.capped(score);
+    if (c.features.alibi != AlibiKind::kNone)
       score -=
           request.slopes[static_cast<std::size_t>(h)] * std::fabs(static_cast<double>(draw.distance(request, r, j)));
     scores[static_cast<std::size_t>(j)] = score;
@@ -250,9 +250,8 @@ std::vector<double> scaled_head(const CachedCase& c, const DrawnRequest& request
 
 numerics::PlainScore plain_score(const CachedDraw& draw, const DrawnRequest& request, int64_t h, float scaled,
                                  int64_t row, int64_t key) {
-  const auto softcap = static_cast<float>(draw.c.softcap);
-  const float capped = softcap == 0 ? scaled : softcap * std::tanh(scaled / softcap);
-  if (draw.c.alibi == AlibiKind::kNone) return {capped, 1};
+  const float capped = draw.c.features.capped(scaled);
+  if (draw.c.features.alibi == AlibiKind::kNone) return {capped, 1};
   const int64_t distance = draw.distance(request, request.first_row() + row, key);
   return {capped - request.slopes[static_cast<std::size_t>(h)] * static_cast<float>(std::abs(distance)), 1};
 }
@@ -267,7 +266,7 @@ CachedDraw::CachedDraw(const CachedCase& of) : c(of), columns(of.columns()) {
   for (DrawnRequest& request : requests) {
     if (&request != &requests[0]) copy_keys(c, requests[0], request, std::min(c.shared_keys(), request.keys));
     if (!c.vectors_by_request && !c.in_pages() && &request != &*most) copy_columns(c, *most, request, request.keys);
-    if (c.alibi == AlibiKind::kShared) request.slopes = requests[0].slopes;
+    if (c.features.alibi == AlibiKind::kShared) request.slopes = requests[0].slopes;
   }
 }
 
@@ -335,7 +334,7 @@ HeadArray run_cached_plain(const CachedDraw& draw, const DrawnRequest& request, 
       q.insert(q.end(), row.begin(), row.end());
     }
     numerics::QueryHead queries(call, q, zeros, {}, zeros, zeros);
-    if (c.softcap != 0 || c.alibi != AlibiKind::kNone) {
+    if (!c.features.scores_are_products()) {
       queries.score = [&](float scaled, int64_t row, int64_t key) {
         return plain_score(draw, request, h, scaled, row, key);
       };

@@ -333,14 +333,14 @@ void CachedTensors::lay_tail() {
 }
 
 void CachedTensors::lay_features() {
-  features_.softcap = c_.softcap;
+  features_ = numbers(c_.features);
   if (c_.sink) {
     Tensor& sink = own(Tensor::contiguous(DataType::kFloat32, {c_.heads_q}));
     for (int64_t h = 0; h < c_.heads_q; ++h) sink.set(h, draw_.sink[static_cast<std::size_t>(h)]);
     features_.sink = sink.view();
   }
-  if (c_.alibi == AlibiKind::kNone) return;
-  const bool each = c_.alibi == AlibiKind::kEach;
+  if (c_.features.alibi == AlibiKind::kNone) return;
+  const bool each = c_.features.alibi == AlibiKind::kEach;
   Tensor& slopes = own(each ? Tensor::contiguous(DataType::kFloat32, {c_.batch(), c_.heads_q})
                             : Tensor::contiguous(DataType::kFloat32, {c_.heads_q}));
   int64_t at = 0;

@@ -24,18 +24,9 @@ Window parse_window(std::string_view key, std::string_view text) {
   return {integer(key, text.substr(0, comma), -1, kMaxSeqlen), integer(key, text.substr(comma + 1), -1, kMaxSeqlen)};
 }
 
-Setters<Case> with_features(Setters<Case> table) {
-  for (const CaseFeature& feature : case_features()) {
-    table[feature.key] = [&feature](Case& c, std::string_view key, std::string_view value) {
-      feature.read(c.features, key, value);
-    };
-  }
-  return table;
-}
-
 const Setters<Case>& setters() {
   constexpr int64_t kMost = 1 << 20;
-  static const Setters<Case> table = with_features({
+  static const Setters<Case> own{
       {"batch", integer_setter(&Case::batch, 0, kMost)},
       {"seqlen_q", integer_setter(&Case::seqlen_q, 0, kMaxSeqlen)},
       {"seqlen_k", integer_setter(&Case::seqlen_k, 0, kMaxSeqlen)},
@@ -57,7 +48,8 @@ const Setters<Case>& setters() {
       {"dlse", word_setter(&Case::dlse, kYesNo)},
       {"scale", [](Case& c, std::string_view key, std::string_view value) { c.given_scale = finite(key, value); }},
       {"plan", word_setter(&Case::ready_plan, kYesNo)},
-  });
+  };
+  static const Setters<Case> table = with_features(own, case_features());
   return table;
 }
 
@@ -76,10 +68,7 @@ std::string describe(const Case& c) {
   if (c.window) line += fmt::format(" window={},{}", c.window->left, c.window->right);
   if (c.q_offset) line += fmt::format(" q_offset={}", *c.q_offset);
   if (c.given_scale) line += fmt::format(" scale={}", *c.given_scale);  // shortest text that reads back the same
-  for (const CaseFeature& feature : case_features()) {
-    if (feature.asked(c.features)) line += fmt::format(" {}={}", feature.key, feature.write(c.features));
-  }
-  return line;
+  return line + describe(c.features, case_features());
 }
 
 Case parse_case(std::string_view line) {

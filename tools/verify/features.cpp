@@ -5,13 +5,13 @@
 #include <cmath>
 #include <cstdlib>
 #include <initializer_list>
+#include <iterator>
 
 #include "flashmask/builders.h"
 #include "numerics/device_copies.h"
 #include "verify/case.h"
 #include "verify/problem.h"
 #include "verify/random.h"
-#include "verify/text.h"
 
 namespace flashmask::verify {
 namespace {
@@ -63,35 +63,35 @@ Tensor draw_sink(const Case& c, Random& random) {
 }
 
 constexpr CaseFeature kCaseFeatures[] = {
-    {"sink", "sink", [](const CaseFeatures& f) { return f.sink != SinkKind::kNone; },
+    {"sink", "sink", [](const CaseFeatures& f) { return static_cast<int>(f.sink); },
      [](const CaseFeatures& f) { return std::string(word(kSink, f.sink)); },
-     [](CaseFeatures& f, Text key, Text value) { f.sink = value_of(kSink, key, value); }, 25,
+     [](CaseFeatures& f, Text key, Text value) { f.sink = value_of(kSink, key, value); }, 25, false,
      [](Random& random, CaseFeatures& f) { f.sink = random.flip() ? SinkKind::kFloat32 : SinkKind::kOwn; }, nullptr,
      &Features::sink, draw_sink},
-    {"softcap", "softcap", [](const CaseFeatures& f) { return f.softcap != 0; },
+    {"softcap", "softcap", [](const CaseFeatures& f) { return int{f.softcap != 0}; },
      [](const CaseFeatures& f) { return fmt::format("{}", f.softcap); },
-     [](CaseFeatures& f, Text key, Text value) { f.softcap = finite(key, value); }, 20,
+     [](CaseFeatures& f, Text key, Text value) { f.softcap = finite(key, value); }, 20, true,
      [](Random& random, CaseFeatures& f) { f.softcap = 5 + 45 * random.real(); }},
-    {"dropout", "dropout", [](const CaseFeatures& f) { return f.dropout != 0; },
+    {"dropout", "dropout", [](const CaseFeatures& f) { return int{f.dropout != 0}; },
      [](const CaseFeatures& f) { return fmt::format("{}", f.dropout); },
-     [](CaseFeatures& f, Text key, Text value) { f.dropout = finite(key, value); }, 20,
+     [](CaseFeatures& f, Text key, Text value) { f.dropout = finite(key, value); }, 20, false,
      [](Random& random, CaseFeatures& f) { f.dropout = 0.9 * random.real(); }},
-    {"alibi", "alibi_slopes", [](const CaseFeatures& f) { return f.alibi != AlibiKind::kNone; },
+    {"alibi", "alibi_slopes", [](const CaseFeatures& f) { return static_cast<int>(f.alibi); },
      [](const CaseFeatures& f) { return std::string(word(kAlibi, f.alibi)); },
-     [](CaseFeatures& f, Text key, Text value) { f.alibi = value_of(kAlibi, key, value); }, 20,
+     [](CaseFeatures& f, Text key, Text value) { f.alibi = value_of(kAlibi, key, value); }, 20, true,
      [](Random& random, CaseFeatures& f) { f.alibi = random.flip() ? AlibiKind::kShared : AlibiKind::kEach; },
      // The oracle's mask is dense, in which rows stand at the bottom right; a causal one is drawn with a q_offset.
      [](const Case& c) { return !c.q_offset && c.seqlen_q == c.seqlen_k && c.family != "causal"; },
      &Features::alibi_slopes, draw_slopes},
-    {"positions", "positions", [](const CaseFeatures& f) { return f.positions != Positions::kNone; },
+    {"positions", "positions", [](const CaseFeatures& f) { return static_cast<int>(f.positions); },
      [](const CaseFeatures& f) { return std::string(word(kPositions, f.positions)); },
-     [](CaseFeatures& f, Text key, Text value) { f.positions = value_of(kPositions, key, value); }, 25,
+     [](CaseFeatures& f, Text key, Text value) { f.positions = value_of(kPositions, key, value); }, 25, false,
      [](Random& random, CaseFeatures& f) { f.positions = random.flip() ? Positions::kShared : Positions::kEach; },
      [](const Case& c) { return !c.q_offset && c.features.alibi == AlibiKind::kNone; }},
     // Not every backend has partial results beside scores or weights of another kind.
-    {"partial", "partial_out", [](const CaseFeatures& f) { return f.partial; },
+    {"partial", "partial_out", [](const CaseFeatures& f) { return int{f.partial}; },
      [](const CaseFeatures&) { return std::string(word(kYesNo, true)); },
-     [](CaseFeatures& f, Text key, Text value) { f.partial = value_of(kYesNo, key, value); }, 20,
+     [](CaseFeatures& f, Text key, Text value) { f.partial = value_of(kYesNo, key, value); }, 20, false,
      [](Random&, CaseFeatures& f) { f.partial = true; },
      [](const Case& c) {
        return c.features.softcap == 0 && c.features.dropout == 0 && c.features.alibi == AlibiKind::kNone;
@@ -101,6 +101,23 @@ constexpr CaseFeature kCaseFeatures[] = {
 }  // namespace
 
 std::span<const CaseFeature> case_features() { return kCaseFeatures; }
+
+std::span<const CaseFeature> score_features() {
+  static const std::vector<CaseFeature> rows = [] {
+    std::vector<CaseFeature> taken;
+    std::ranges::copy_if(kCaseFeatures, std::back_inserter(taken), &CaseFeature::of_scores);
+    return taken;
+  }();
+  return rows;
+}
+
+std::string describe(const CaseFeatures& features, std::span<const CaseFeature> rows) {
+  std::string text;
+  for (const CaseFeature& row : rows) {
+    if (row.kind(features) != 0) text += fmt::format(" {}={}", row.key, row.write(features));
+  }
+  return text;
+}
 
 const std::vector<CaseFeatures>& covering_combinations() {
   static const std::vector<CaseFeatures> all{{},
@@ -135,14 +152,14 @@ Features numbers(const CaseFeatures& features) {
 
 std::function<numerics::PlainScore(float, int64_t, int64_t)> plain_score(const Problem& problem, int64_t b, int64_t h) {
   const Case& c = problem.c;
-  const auto softcap = static_cast<float>(c.features.softcap);
-  if (softcap == 0 && c.features.alibi == AlibiKind::kNone) return {};
+  const CaseFeatures& features = c.features;
+  if (features.scores_are_products()) return {};
   const float slope = slope_of(problem, b, h);
-  return [softcap, slope, offset = c.seqlen_k - c.seqlen_q](float scaled, int64_t row, int64_t key) {
-    const float bias = -slope * static_cast<float>(std::abs(row + offset - key));
-    if (softcap == 0) return numerics::PlainScore{scaled + bias, 1};
-    const float x = scaled / softcap, cosh = std::cosh(x);
-    return numerics::PlainScore{softcap * std::tanh(x) + bias, 1 / (cosh * cosh)};
+  return [features, slope, offset = c.seqlen_k - c.seqlen_q](float scaled, int64_t row, int64_t key) {
+    const float score = features.capped(scaled) - slope * static_cast<float>(std::abs(row + offset - key));
+    if (features.softcap == 0) return numerics::PlainScore{score, 1};
+    const float cosh = std::cosh(scaled / static_cast<float>(features.softcap));
+    return numerics::PlainScore{score, 1 / (cosh * cosh)};
   };
 }
 
@@ -170,7 +187,7 @@ std::vector<std::string> refused_features(const std::string& backend) {
 
 bool asks_for_any(const CaseFeatures& features, const std::vector<std::string>& names) {
   return std::ranges::any_of(kCaseFeatures, [&](const CaseFeature& feature) {
-    return feature.asked(features) && std::ranges::find(names, feature.name) != names.end();
+    return feature.kind(features) != 0 && std::ranges::find(names, feature.name) != names.end();
   });
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -11,6 +12,7 @@
 #include "flashmask/attention.h"
 #include "numerics/plain.h"
 #include "numerics/tensor.h"
+#include "verify/text.h"
 
 namespace flashmask::verify {
 
@@ -32,6 +34,15 @@ struct CaseFeatures {
   Positions positions = Positions::kNone;
   bool partial = false;  ///< partial_out
   bool operator==(const CaseFeatures&) const = default;
+
+  /// True if scores are scaled products.
+  bool scores_are_products() const { return softcap == 0 && alibi == AlibiKind::kNone; }
+  /// A scaled product under the softcap, if there is one.
+  template <typename T>
+  T capped(T scaled) const {
+    const auto cap = static_cast<T>(softcap);
+    return cap == 0 ? scaled : cap * std::tanh(scaled / cap);
+  }
 };
 
 struct Case;
@@ -46,12 +57,13 @@ struct FeatureTensor {
 
 /// A feature of cases: a row of case_features().
 struct CaseFeature {
-  std::string_view key;   ///< in a case's line
-  std::string_view name;  ///< in names() and Explanation::features
-  bool (*asked)(const CaseFeatures&);
+  std::string_view key;              ///< in a case's line
+  std::string_view name;             ///< in names() and Explanation::features
+  int (*kind)(const CaseFeatures&);  ///< which of its kinds is asked for; 0: it is not
   std::string (*write)(const CaseFeatures&);
   void (*read)(CaseFeatures&, std::string_view key, std::string_view value);
   int percent;                              ///< share of random cases that ask for it
+  bool of_scores;                           ///< changes scores, and calls over caches take it, too
   void (*draw)(Random&, CaseFeatures&);     ///< asks for it
   bool (*fits)(const Case&) = nullptr;      ///< null: every case
   TensorView Features::* member = nullptr;  ///< its tensor, if it has one, and how that is drawn
@@ -59,6 +71,20 @@ struct CaseFeature {
 };
 /// In the order in which lines have them and random cases draw them.
 std::span<const CaseFeature> case_features();
+/// The rows that change scores.
+std::span<const CaseFeature> score_features();
+
+/// " key=value" of each feature that is asked for.
+std::string describe(const CaseFeatures& features, std::span<const CaseFeature> rows);
+
+/// The keys of a kind of case, with those of its features.
+template <typename C>
+Setters<C> with_features(Setters<C> table, std::span<const CaseFeature> rows) {
+  for (const CaseFeature& row : rows) {
+    table[row.key] = [&row](C& c, std::string_view key, std::string_view value) { row.read(c.features, key, value); };
+  }
+  return table;
+}
 
 /// The combinations that covering cases ask for, the first of them none.
 const std::vector<CaseFeatures>& covering_combinations();

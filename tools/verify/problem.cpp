@@ -50,7 +50,7 @@ Problem::Problem(const Case& of)
   dout.fill(normal);
   if (dlse) dlse->fill(normal);
   for (const CaseFeature& feature : case_features()) {
-    if (feature.tensor && feature.asked(c.features)) tensors.push_back({feature.member, feature.tensor(c, random)});
+    if (feature.tensor && feature.kind(c.features) != 0) tensors.push_back({feature.member, feature.tensor(c, random)});
   }
 }
 

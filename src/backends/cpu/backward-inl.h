@@ -162,7 +162,7 @@ int64_t backward_keys(const Problem& p, const BackwardRows& shared, int64_t b, i
     const DropoutSource dropout(p, b, h);
     source.for_each_row_tile(c, [&](int64_t r, bool full) {
       const int64_t row0 = r * kTileRows, rows = std::clamp(extent.rows - row0, int64_t{0}, kTileRows);
-      load_rows(p.q, b, row0, rows, h, static_cast<float>(p.softmax_scale), s.q);
+      load_rows(p.q, b, row0, rows, h, p.scale(), s.q);
       load_rows(p.dout, b, row0, rows, h, 1.0f, s.dout);
       load_lse(p, b, h, row0, rows, s.lse);
       if (!full) source.load(r, c, *s.mask);
@@ -184,7 +184,7 @@ int64_t backward_keys(const Problem& p, const BackwardRows& shared, int64_t b, i
 
 void store_dq(const Problem& p, const BackwardRows& shared, int64_t b, int64_t h, int64_t r) {
   const int64_t row0 = r * kTileRows, rows = std::min(kTileRows, p.seqlen_q - row0);
-  const auto scale = static_cast<float>(p.softmax_scale);
+  const float scale = p.scale();
   for (int64_t i = 0; i < rows; ++i) {
     float* row = shared.dq_of(p, b, h, r) + i * BackwardRows::dq_stride(p);
     for (int64_t at = 0; at < p.head_dim; ++at) row[at] *= scale;

@@ -45,7 +45,7 @@ void load_queries_of(const CachedProblem& p, const Sequence& sequence, const Pac
   for (int64_t n = 0; n < rows.total(); ++n, to.at += to.stride) {
     const int64_t packed = rows.first + n % rows.count, hk = rows.hk + n / rows.count;
     load_row(cached_row<const Element>(p, p.q, rows.b, sequence.rows(), packed / group, hk * group + packed % group),
-             p.head_dim, static_cast<float>(p.softmax_scale), to.at);
+             p.head_dim, p.scale(), to.at);
     std::fill(to.at + p.head_dim, to.at + round_up(p.head_dim, kPair), 0.0f);
     to_pairs(p.cache_dtype, p.head_dim, to.at);
   }

@@ -19,6 +19,7 @@
 #include <cmath>
 #include <limits>
 
+#include "call/sink_and_dropout.h"
 #include "common/element.h"
 
 #if HWY_ONCE
@@ -43,8 +44,7 @@ void store_rows(const CachedProblem& p, const Sequence& sequence, const PackedRo
   for (int64_t n = 0; n < rows.total(); ++n) {
     const int64_t packed = rows.first + n % rows.count, i = packed / group,
                   h = (rows.hk + n / rows.count) * group + packed % group;
-    const TensorView& sinks = p.features.sink;
-    const float sink = sinks.defined() ? static_cast<float>(load_element(sinks, h * sinks.stride[0])) : -kInf;
+    const auto sink = static_cast<float>(sink_of(p, h));
     const float largest = std::max(state.largest[n], sink);
     float lse = -kInf, factor = 0.0f;
     if (largest != -kInf) {

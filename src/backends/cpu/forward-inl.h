@@ -93,7 +93,7 @@ int64_t forward_rows(const Problem& p, int64_t b, int64_t h, int64_t first, int6
                 rows = std::min(tile_rows, p.seqlen_q - row0);
   for (int64_t from = 0; from < rows; from += kTileRows) {
     const int64_t count = std::min(kTileRows, rows - from);
-    load_rows(p.q, b, row0 + from, count, h, static_cast<float>(p.softmax_scale), s.k);
+    load_rows(p.q, b, row0 + from, count, h, p.scale(), s.k);
     make_panels(s.k, count, kTileRows, p.head_dim, s.q + from * p.head_dim);
   }
   std::fill(s.out, s.out + tile_rows * p.head_dim_v, 0.0f);

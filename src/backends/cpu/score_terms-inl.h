@@ -22,6 +22,7 @@
 #include "backends/cpu/softmax-inl.h"
 #include "backends/cpu/stored_keys-inl.h"
 #include "cache/visible_keys.h"
+#include "call/alibi.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace flashmask::cpu::HWY_NAMESPACE {
@@ -86,10 +87,8 @@ class ScoreTerms {
     }
   }
   void load_bias(int64_t packed, float* bias) const {
-    const TensorView& t = p_.features.alibi_slopes;
     const int64_t h = hk_ * p_.group_size() + packed % p_.group_size();
-    const float slope =
-        static_cast<const float*>(t.data)[(t.rank == 2 ? rows_.b * t.stride[0] : 0) + h * t.stride[t.rank - 1]];
+    const auto slope = static_cast<float>(alibi_slope(p_, rows_.b, h));
     const int64_t row = sequence_.first_row() + packed / p_.group_size(),
                   position = row < 0 ? 0 : sequence_.row_position(row);
     for (int64_t n = 0; n < kCachedKeys; ++n) bias[n] = slope * static_cast<float>(std::abs(position - position_[n]));

@@ -19,7 +19,7 @@ inline constexpr int64_t kMaxWidth = 32;
 /// Consecutive row tiles that forward_rows takes at once at most, so that K and V are read once for all of them.
 inline constexpr int64_t kRowTilesAtOnce = 8;
 
-/// A backward's state for every row of every query head, in row tiles. dq / softmax_scale is summed up in float32: in
+/// A backward's state for every row of every query head, in row tiles. dq, not yet scaled, is summed up in float32: in
 /// dq itself if sums_in_dq(), otherwise in rows of its own.
 struct BackwardRows {
   float* delta = nullptr;   ///< sum over the row of dout * out, less the gradient of lse

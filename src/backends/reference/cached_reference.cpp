@@ -10,7 +10,10 @@
 #include <limits>
 #include <vector>
 
+#include "backends/reference/score.h"
 #include "cache/sequence.h"
+#include "call/alibi.h"
+#include "call/sink_and_dropout.h"
 #include "common/element.h"
 
 namespace flashmask::reference {
@@ -43,18 +46,10 @@ int64_t element(const CachedProblem& p, const TensorView& t, int64_t b, const Re
   return p.is_packed() ? (rows.begin + i) * s[0] + h * s[1] + c * s[2] : b * s[0] + i * s[1] + h * s[2] + c * s[3];
 }
 
-double slope_of(const CachedProblem& p, int64_t b, int64_t h) {
-  const TensorView& t = p.features.alibi_slopes;
-  if (!t.defined()) return 0;
-  return load_element(t, (t.rank == 2 ? b * t.stride[0] : 0) + h * t.stride[t.rank - 1]);
-}
-
-double score_of(const CachedProblem& p, const std::vector<double>& q, const std::vector<double>& k, double bias) {
-  double score = 0;
-  for (std::size_t c = 0; c < q.size(); ++c) score += q[c] * k[c];
-  score *= p.softmax_scale;
-  const double softcap = p.features.softcap;
-  return (softcap == 0 ? score : softcap * std::tanh(score / softcap)) - bias;
+double dot(const std::vector<double>& x, const std::vector<double>& y) {
+  double sum = 0;
+  for (std::size_t c = 0; c < x.size(); ++c) sum += x[c] * y[c];
+  return sum;
 }
 
 /// The keys of a request under one key head, which all rows and heads of its group read.
@@ -77,9 +72,7 @@ void forward_row(const CachedProblem& p, const Sequence& sequence, int64_t b, in
   const RequestRows& rows = sequence.rows();
   std::vector<double> q;
   for (int64_t c = 0; c < p.head_dim; ++c) q.push_back(load_element(p.q, element(p, p.q, b, rows, i, h, c)));
-  const TensorView& sinks = p.features.sink;
-  const double sink = sinks.defined() ? load_element(sinks, h * sinks.stride[0]) : -kInfinity,
-               slope = slope_of(p, b, h);
+  const double sink = sink_of(p, h), slope = alibi_slope(p, b, h);
   double largest = sink;
   std::vector<double> score(keys.k.size(), -kInfinity);
   for (int64_t j = 0; j < sequence.keys() && r >= 0; ++j) {
@@ -88,7 +81,7 @@ void forward_row(const CachedProblem& p, const Sequence& sequence, int64_t b, in
     const double distance =
         slope == 0 ? 0
                    : std::fabs(static_cast<double>(sequence.row_position(r) - sequence.key_position(j, keys.at[n])));
-    score[n] = score_of(p, q, keys.k[n], slope * distance);
+    score[n] = score_of(p, dot(q, keys.k[n]), -slope * distance).value;
     largest = std::fmax(largest, score[n]);
   }
   double sum = sink == -kInfinity ? 0 : std::exp(sink - largest);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "backends/reference/cached_reference.h"
+#include "backends/reference/score.h"
 #include "call/alibi.h"
 #include "call/backend.h"
 #include "call/sink_and_dropout.h"
@@ -80,15 +81,8 @@ int64_t visible_rows(const Problem& p, int64_t b) {
   return end;
 }
 
-/// A score as the softmax sees it, and its derivative by q . k.
-struct Score {
-  double value, slope;
-};
-Score score_of(const Problem& p, const double* q, const double* k, double bias) {
-  const double scaled = p.softmax_scale * dot(q, k, p.head_dim), softcap = p.features.softcap;
-  if (softcap == 0) return {scaled + bias, p.softmax_scale};
-  const double cosh = std::cosh(scaled / softcap);
-  return {softcap * std::tanh(scaled / softcap) + bias, p.softmax_scale / (cosh * cosh)};
+reference::Score score_of(const Problem& p, const double* q, const double* k, double bias) {
+  return reference::score_of(p, dot(q, k, p.head_dim), bias);
 }
 
 void forward(const Problem& p) {
@@ -153,7 +147,7 @@ void backward(const Problem& p) {
           if (sink != -kInfinity) dsink[static_cast<std::size_t>(h)] -= std::exp(sink - lse) * delta;
           for (int64_t j = 0; j < p.seqlen_k; ++j) {
             if (!visible[i * p.seqlen_k + j]) continue;
-            const Score score = score_of(p, &q[i * p.head_dim], &k[j * p.head_dim], alibi.bias(i, j));
+            const reference::Score score = score_of(p, &q[i * p.head_dim], &k[j * p.head_dim], alibi.bias(i, j));
             const double prob = std::exp(score.value - lse);
             const double factor = dropout.keeps(i, j) ? dropout.scale() : 0;  // scales the weight of v
             const double dprob = factor * dot(dout_row, &v[j * p.head_dim_v], p.head_dim_v);

@@ -203,7 +203,7 @@ RowParams make_row_params(const Problem& p, const BackwardCall& call, std::byte*
           .row_tiles = static_cast<uint32_t>(call.tiles.rows),
           .key_blocks = static_cast<uint32_t>(call.tiles.key_blocks),
           .heads = static_cast<uint32_t>(p.heads_q),
-          .scale = static_cast<float>(p.softmax_scale)};
+          .scale = p.scale()};
 }
 
 /// Parts of dk or dv in the workspace, [batch, head groups, seqlen_k, columns].
@@ -258,7 +258,7 @@ ScoredBackwardParams make_params(const Problem& p, const BackwardCall& call, std
   params.head_groups = static_cast<uint32_t>(head_groups);
   params.query_heads_per_group = static_cast<uint32_t>(p.heads_q / head_groups);
   params.splits = static_cast<uint32_t>(call.splits);
-  params.scale = static_cast<float>(p.softmax_scale);
+  params.scale = p.scale();
   params.scale_log2 = static_cast<float>(cuda::score_unit(p) * kLog2E);
   params.plan = cuda::key_plan_bits(p);
   params.extents = visible_extents(p, call, workspace);

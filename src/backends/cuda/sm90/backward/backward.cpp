@@ -209,7 +209,7 @@ RowParams make_row_params(const Problem& p, const BackwardCall& call, std::byte*
           .row_tiles = static_cast<uint32_t>(call.tiles.rows),
           .key_blocks = static_cast<uint32_t>(call.tiles.key_blocks),
           .heads = static_cast<uint32_t>(p.heads_q),
-          .scale = static_cast<float>(p.softmax_scale),
+          .scale = p.scale(),
           .score_scale = score_scale(p)};
 }
 
@@ -241,7 +241,7 @@ KeyParams make_key_params(const Problem& p, const BackwardCall& call, std::byte*
           .splits = static_cast<uint32_t>(call.splits),
           .key_tiles = static_cast<uint32_t>(call.tiles.keys),
           .seqlen_k = static_cast<int32_t>(p.seqlen_k),
-          .scale = static_cast<float>(p.softmax_scale)};
+          .scale = p.scale()};
 }
 
 ScoredBackwardParams make_params(const Problem& p, const BackwardCall& call, const RowParams& rows,
