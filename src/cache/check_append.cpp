@@ -104,12 +104,13 @@ void check_bounds(const AppendProblem& a) {
 AppendProblem check_append(const AppendArgs& args, const Options& options) {
   check_k(args);
   check_layout(args);
-  const AppendProblem a{
+  AppendProblem a{
       .call = read_sizes(args, options), .k = args.k, .v = args.v, .slots = args.slots, .bounds = args.bounds};
   check_rows(a, "k", a.k, a.call.head_dim, "k's rows, cache.k's heads and head_dim");
   check_rows(a, "v", a.v, a.call.head_dim_v, "k's rows, cache.v's heads and head_dim");
   check_slots(a);
   check_bounds(a);
+  a.call.view = view_of(a.call);
   return a;
 }
 

@@ -132,6 +132,7 @@ CachedProblem check_cached(const CachedForwardArgs& args, const Options& options
   check_outputs(p, with_data);
   read_options(options, p.head_dim, p);
   check_tensor_options(p.features, p.batch, p.heads_q, p.dtype, p.device, with_data);
+  p.view = view_of(p);
   return p;
 }
 

@@ -43,15 +43,7 @@ class VisibleKeys {
     return any;
   }
 
-  /// The keys [first, end) that the band lets some row of [first_row, first_row + count) see; keys between may be
-  /// hidden. Only positions need every key looked at.
-  std::array<int64_t, 2> reach(int64_t first_row, int64_t count) const {
-    const int64_t least = std::max(first_row, int64_t{0}), last = first_row + count - 1;
-    if (last < least) return {0, 0};
-    if (s_.has_positions()) return {0, s_.keys()};
-    const int64_t end = last >= s_.tail_begin() ? s_.keys() : last + p_.diagonal_hi + 1;
-    return {std::max(int64_t{0}, least + p_.diagonal_lo), std::clamp(end, int64_t{0}, s_.keys())};
-  }
+  auto reach(int64_t first_row, int64_t count) const { return s_.reach(first_row, count); }
 
  private:
   /// Bits [begin, end) of a word, wherever they lie.

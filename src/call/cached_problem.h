@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "call/options.h"
+#include "call/sequence_view.h"
 #include "flashmask/kv_cache.h"
 
 namespace flashmask {
@@ -28,6 +29,7 @@ struct CachedProblem : CommonOptions {
   /// sums with a position do not overflow.
   int64_t diagonal_lo = -(int64_t{1} << 40), diagonal_hi = int64_t{1} << 40;
   const CachedPlan* plan = nullptr;
+  CachedView view{};  ///< of the tensors above: where keys lie, and what rows see
 
   bool is_packed() const { return cu_seqlens_q.defined(); }
   bool has_tables() const { return cache.page_table.defined() || cache.page_indptr.defined(); }
@@ -39,10 +41,8 @@ struct CachedProblem : CommonOptions {
   bool is_empty() const { return total_rows() == 0; }
 };
 
-/// The rows of a call that are a request's: [begin, begin + count) of a packed q, or of batch entry b.
-struct RequestRows {
-  int64_t begin = 0, count = 0;
-};
+/// The view of a call whose other members are filled in.
+CachedView view_of(const CachedProblem& problem);
 
 /// First element of a request's row i, 0 <= i < its count, and head h in q or out.
 template <typename T>
