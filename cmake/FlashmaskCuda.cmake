@@ -108,14 +108,17 @@ macro(flashmask_enable_cuda)
 endmacro()
 
 # flashmask_kernel_instances(TARGET FOLDER DIRECTION ID COLUMN [UNIT...]): adds a translation unit for each row
-# DIRECTIONTile{head_dim, head_dim_v, COLUMN, features, ...} of tile_config.h beside FOLDER and each unit that its rows
-# DIRECTIONVariant{unit, tiles, suffix, ...} have for that tile. The unit has the kernels of both element types: one of
-# FOLDER/instance.cu.in for each variant, and, if it is one of UNIT..., those of FOLDER/rows.cu.in. ID is what the ids
-# of the kernels begin with: sm90.fwd. The third column is named in them by its first letter.
+# DIRECTIONTile{head_dim, head_dim_v, COLUMN, features, ...} of tile_config.h, in FOLDER or beside it, and each unit
+# that its rows DIRECTIONVariant{unit, tiles, suffix, ...} have for that tile. The unit has the kernels of both element
+# types: one of FOLDER/instance.cu.in for each variant, and, if it is one of UNIT..., those of FOLDER/rows.cu.in. ID is
+# what the ids of the kernels begin with: sm90.fwd. The third column is named in them by its first letter.
 # FLASHMASK_ARCHITECTURES_VALUE, if it is set, has the architectures of rows whose third column is VALUE, as options of
 # nvcc.
 function(flashmask_kernel_instances target folder direction id_begin column)
-  get_filename_component(table ${folder}/../tile_config.h ABSOLUTE)
+  get_filename_component(table ${folder}/tile_config.h ABSOLUTE)
+  if(NOT EXISTS ${table})
+    get_filename_component(table ${folder}/../tile_config.h ABSOLUTE)
+  endif()
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})
   file(STRINGS ${table} tiles REGEX "^ *${direction}Tile{")
   file(STRINGS ${table} variants REGEX "^ *${direction}Variant{")

@@ -157,9 +157,26 @@ void cached_forward(const Tensor& out, const OptionalTensor& lse, const Tensor& 
   run(fm_cached_forward, "the workspace of attention over a cache", args, options, place);
 }
 
+/// q of calls for which a plan is built, without data: [batch, rows, heads_q, head_dim].
+fm_tensor query_shape(const fm_kv_cache& cache, const fm_cached_plan& plan, int64_t rows) {
+  fm_tensor q = cache.k;
+  q.data = nullptr;
+  if (q.dtype == FM_UINT8 || q.dtype == FM_FLOAT8_E4M3) q.dtype = FM_FLOAT32;
+  const int64_t batch = cache.page_table.dtype != FM_NONE    ? cache.page_table.shape[0]
+                        : cache.page_indptr.dtype != FM_NONE ? cache.page_indptr.shape[0] - 1
+                                                             : cache.k.shape[0];
+  const int64_t shape[] = {batch, rows, plan.heads_q, plan.head_dim};
+  q.ndim = 4;
+  for (int d = 3; d >= 0; --d) {
+    q.shape[d] = shape[d];
+    q.stride[d] = d == 3 ? 1 : q.stride[d + 1] * shape[d + 1];
+  }
+  return q;
+}
+
 void cached_plan_build(const Tensor& plan, const Tensor& plan_state, FLASHMASK_CACHE_PARAMETERS,
                        const OptionalTensor& cu_seqlens_q, FLASHMASK_MASK_PARAMETERS, bool batch_invariant,
-                       int64_t split_size) {
+                       int64_t split_size, int64_t rows) {
   const Place place = place_of(plan);
   const Call call(place, "the plan");
   const fm_kv_cache cache = CacheArguments{FLASHMASK_CACHE_ARGUMENTS}.read(call);
@@ -171,6 +188,7 @@ void cached_plan_build(const Tensor& plan, const Tensor& plan_state, FLASHMASK_C
   args.flags = flag_if(batch_invariant, FM_BATCH_INVARIANT);
   args.split_size = split_size;
   args.cu_seqlens_q = call(cu_seqlens_q, "cu_seqlens_q");
+  if (!cu_seqlens_q) args.q = query_shape(cache, built, rows);
   args.cache = &cache;
   args.mask = &mask;
   const fm_options options = options_for(place);

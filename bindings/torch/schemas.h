@@ -62,9 +62,10 @@ constexpr const char* kCachedForward =
     "cached_forward(Tensor(a!) out, Tensor(b!)? lse, Tensor q, Tensor k, Tensor "
     "v, " FLASHMASK_TABLES FLASHMASK_SEQUENCE_MASK "float? softmax_scale" FLASHMASK_CACHED_OPTIONS
     ", bool batch_invariant, SymInt split_size, Tensor? plan, Tensor? plan_state, str backend, int max_ctas) -> ()";
+/// rows: of each request, without cu_seqlens_q.
 constexpr const char* kCachedPlanBuild =
     "cached_plan_build(Tensor(a!) plan, Tensor(b!) plan_state, Tensor k, Tensor "
-    "v, " FLASHMASK_TABLES FLASHMASK_SEQUENCE_MASK "bool batch_invariant, SymInt split_size) -> ()";
+    "v, " FLASHMASK_TABLES FLASHMASK_SEQUENCE_MASK "bool batch_invariant, SymInt split_size, SymInt rows) -> ()";
 /// bounds: of the rows; mask_bounds: of the cache.
 constexpr const char* kAppendKv =
     "append_kv(Tensor k_rows, Tensor v_rows, Tensor(a!) k, Tensor(b!) v, " FLASHMASK_TABLES

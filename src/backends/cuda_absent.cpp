@@ -27,6 +27,11 @@ class AbsentBackend final : public Backend {
   bool is_plan_of(const MaskView&, const PlanView&, std::span<std::byte>, void*) const override {
     throw_absent("validate_plan");
   }
+  void append(const AppendProblem&) const override { throw_absent("append_kv"); }
+  std::size_t cached_plan_bytes(const CachedCapacities&, const Device&) const override {
+    throw_absent("cached_plan_bytes");
+  }
+  void build_cached_plan(const CachedProblem&, const CachedPlan&) const override { throw_absent("build_cached_plan"); }
   void build_vectors(const build::Arguments&, const build::Output&, const std::function<std::byte*(std::size_t)>&,
                      void*) const override {
     throw_absent("build_mask");

@@ -58,7 +58,6 @@ void cached_forward(const CachedForwardArgs& args, std::span<std::byte> workspac
 
 void append_kv(const AppendArgs& args, const Options& options) {
   with_memory_errors([&] {
-    refuse_device("k", args.k.device);
     const AppendProblem problem = check_append(args, options);
     check_stream(problem.call.device, options.stream);
     backend_for(problem.call.device.kind).append(problem);

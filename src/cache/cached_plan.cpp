@@ -26,7 +26,7 @@ constexpr uint64_t kMagic = 0x666d2d6361636865u;
 
 /// Properties of a call that a plan remembers, by their names in errors. k and v differ by layer, and q by call.
 constexpr const char* kNames[] = {"the cache's dtype",
-                                  "cu_seqlens_q",
+                                  "cu_seqlens_q, or the number of rows without it,",
                                   "the shape of cache.k",
                                   "the shape of cache.v",
                                   "page_table",
@@ -64,11 +64,17 @@ uint64_t identity_of(const TensorView& t) {
                  s[0], s[1], s[2], s[3], s[4]});
 }
 
+/// Digest of what a plan knows of the rows. Without cu_seqlens_q that is their number, of no account in host memory.
+uint64_t rows_of(const CachedProblem& p) {
+  if (p.is_packed()) return identity_of(p.cu_seqlens_q);
+  return digest({1, p.device.kind == Device::Kind::kCpu ? 0 : p.rows});
+}
+
 Digests digests_of(const CachedProblem& p) {
   const KvCacheView& c = p.cache;
   const SequenceMaskView& m = p.mask;
   return {digest({static_cast<int64_t>(p.cache_dtype)}),
-          identity_of(p.cu_seqlens_q),
+          rows_of(p),
           shape_of(c.k),
           shape_of(c.v),
           identity_of(c.page_table),
@@ -127,30 +133,33 @@ void check_fits(const CachedCapacities& c, const CachedProblem& p) {
     throw_invalid("batch_invariant of the call is ", p.batch_invariant, " and of the plan ", c.batch_invariant);
 }
 
-/// The call that a plan is built for, with rows of any values: they are of no account to it.
+/// The call that a plan is built for, with rows of any values: they are of no account to it. Without q and cu_seqlens_q
+/// a request has as many rows as q_pos has positions, or one.
 CachedForwardArgs with_rows(const CachedForwardArgs& args, const CachedCapacities& c, const Device& device) {
   CachedForwardArgs all = args;
   all.plan = nullptr;
-  if (args.q.defined()) return all;
+  if (args.out.defined()) return all;
   const DataType own = args.cache.k.dtype;
   const bool is_float8 = own == DataType::kFloat8E4M3 || own == DataType::kUInt8;
-  const DataType dtype = is_float8 ? DataType::kFloat32 : own;
+  const DataType dtype = args.q.defined() ? args.q.dtype : is_float8 ? DataType::kFloat32 : own;
   const TensorView& q_pos = args.mask.q_pos;
   const auto rows_of = [&](int64_t dim) {
     TensorView t;
     if (args.cu_seqlens_q.defined()) {
-      t = TensorView::contiguous(nullptr, dtype, {q_pos.rank == 1 ? q_pos.shape[0] : c.max_rows, c.heads_q, dim});
+      const int64_t rows = args.q.defined() ? args.q.shape[0] : q_pos.rank == 1 ? q_pos.shape[0] : c.max_rows;
+      t = TensorView::contiguous(nullptr, dtype, {rows, c.heads_q, dim});
     } else {
       const KvCacheView& cache = args.cache;
       const int64_t batch = cache.page_table.defined()    ? cache.page_table.shape[0]
                             : cache.page_indptr.defined() ? cache.page_indptr.shape[0] - 1
                                                           : cache.k.shape[0];
-      t = TensorView::contiguous(nullptr, dtype, {batch, q_pos.rank == 2 ? q_pos.shape[1] : 1, c.heads_q, dim});
+      const int64_t rows = args.q.defined() ? args.q.shape[1] : q_pos.rank == 2 ? q_pos.shape[1] : 1;
+      t = TensorView::contiguous(nullptr, dtype, {batch, rows, c.heads_q, dim});
     }
     t.device = device;
     return t;
   };
-  all.q = rows_of(c.head_dim);
+  if (!args.q.defined()) all.q = rows_of(c.head_dim);
   all.out = rows_of(c.head_dim_v);
   all.lse = {};
   return all;
@@ -165,6 +174,13 @@ PlanHeader& header_of(const CachedPlan& plan) {
   return *reinterpret_cast<PlanHeader*>(plan.buffer.data());
 }
 
+/// True unless the buffer is in host memory and somebody else has written there.
+bool holds_header(const CachedPlan& plan) {
+  if (plan.device.kind != Device::Kind::kCpu) return true;
+  const PlanHeader& header = header_of(plan);
+  return header.magic == kMagic && header.digest == digest_of(plan.built_for);
+}
+
 void check_device(const CachedPlan& plan, const CachedProblem& p) {
   if (plan.device != p.device)
     throw_invalid("the plan is on ", describe(plan.device), " and q on ", describe(p.device),
@@ -173,29 +189,35 @@ void check_device(const CachedPlan& plan, const CachedProblem& p) {
 
 }  // namespace
 
+std::size_t Backend::cached_plan_bytes(const CachedCapacities&, const Device&) const { return sizeof(PlanHeader); }
+
+void Backend::build_cached_plan(const CachedProblem&, const CachedPlan& plan) const {
+  header_of(plan) = {kMagic, digest_of(plan.built_for)};
+}
+
 std::size_t cached_plan_bytes(const CachedCapacities& capacities, const Device& device) {
   check_capacities(capacities);
-  refuse_device("the plan", device);
-  return sizeof(PlanHeader);
+  return backend_for(device.kind).cached_plan_bytes(capacities, device);
 }
 
 void build_cached_plan(const CachedForwardArgs& args, CachedPlan& plan, const Options& options) {
   with_memory_errors([&] {
-    refuse_device("the plan", plan.device);
     check_capacities(plan.capacities);
     const CachedProblem problem = check_cached(with_rows(args, plan.capacities, plan.device), options, false);
     check_stream(problem.device, options.stream);
     check_device(plan, problem);
     check_fits(plan.capacities, problem);
-    plan.built_for = digests_of(problem);
-    header_of(plan) = {kMagic, digest_of(plan.built_for)};
+    CachedPlan built = plan;
+    built.built_for = digests_of(problem);
+    plan.built_for = {};  // until it is: what throws leaves no plan
+    backend_for(plan.device.kind).build_cached_plan(problem, built);
+    plan.built_for = built.built_for;
   });
 }
 
 void check_is_built_for(const CachedPlan& plan, const CachedProblem& problem) {
   check_device(plan, problem);
-  const PlanHeader& header = header_of(plan);
-  if (plan.built_for == Digests{} || header.magic != kMagic || header.digest != digest_of(plan.built_for))
+  if (plan.built_for == Digests{} || !holds_header(plan))
     throw_invalid("the plan was never built, or its buffer holds something else; build it first (plan.update)");
   check_fits(plan.capacities, problem);
   const Digests now = digests_of(problem);

@@ -27,12 +27,6 @@ void check_int32(const CachedProblem& p, const char* argument, const TensorView&
   check_readable(p, argument, t, with_data);
 }
 
-void refuse_device(const char* argument, const Device& device) {
-  if (device.kind == Device::Kind::kCpu) return;
-  throw_unsupported(argument, " is on ", describe(device),
-                    ", where no backend reads or writes a KV cache; backend 'cpu' does, in host memory");
-}
-
 bool has_shape(const TensorView& t, std::initializer_list<int64_t> shape) {
   return t.rank == static_cast<int32_t>(shape.size()) && std::equal(shape.begin(), shape.end(), t.shape.begin());
 }

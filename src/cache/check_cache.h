@@ -27,9 +27,6 @@ void check_cu_seqlens(const CachedProblem& p, const char* argument, bool with_da
 CachedProblem check_cached(const CachedForwardArgs& args, const Options& options, bool with_data);
 AppendProblem check_append(const AppendArgs& args, const Options& options);
 
-/// Throws kUnsupported on a device, where no backend reads or writes a cache.
-void refuse_device(const char* argument, const Device& device);
-
 /// Checks cache, tables, scales, band and bounds, and reads their sizes.
 void read_sequences(CachedProblem& p, bool with_data);
 

@@ -48,6 +48,9 @@ class Backend {
                              const std::function<std::byte*(std::size_t)>& allocate, void* stream) const;
   /// Writes rows into a cache as the free function does.
   virtual void append(const AppendProblem& problem) const;
+  /// Bytes of a plan of calls over caches, and how it is filled. Host memory's is a header.
+  virtual std::size_t cached_plan_bytes(const CachedCapacities& capacities, const Device& device) const;
+  virtual void build_cached_plan(const CachedProblem& problem, const CachedPlan& plan) const;
 };
 
 /// Throws unless the stream is null or the device has streams.

@@ -29,7 +29,7 @@ struct CachedProblem : CommonOptions {
   /// sums with a position do not overflow.
   int64_t diagonal_lo = -(int64_t{1} << 40), diagonal_hi = int64_t{1} << 40;
   const CachedPlan* plan = nullptr;
-  CachedView view{};  ///< of the tensors above: where keys lie, and what rows see
+  CachedView view{};  ///< the tensors above, as far as they say where keys lie and what rows see
 
   bool is_packed() const { return cu_seqlens_q.defined(); }
   bool has_tables() const { return cache.page_table.defined() || cache.page_indptr.defined(); }

@@ -35,7 +35,7 @@ struct CachedView {
   Int32Elements<3> tail{};
   /// By page, slot, head and vector, or by request, head, column and vector; a stride of 0 broadcasts.
   Int32Elements<4> bounds{};
-  int64_t index_entries = 0;     ///< of page_indices
+  int64_t index_entries = 0;     ///< entries of page_indices
   int64_t bound_columns = 0;     ///< columns of bounds by request
   int64_t position_columns = 0;  ///< columns of k_pos by request
   int64_t tail_rows = 0;         ///< T
@@ -91,15 +91,15 @@ class SequenceView {
 
   FLASHMASK_RULE KeyPlace place(int64_t j) const {
     if (!call_.has_tables()) return {b_, j};
-    const int64_t n = j / call_.page_size, page = page_of_entry(n);
+    const int64_t n = j / call_.page_size, page = entry_page(n);
     return {page, j - n * call_.page_size};
   }
   /// The page of the n-th page_size keys; -1 if it is not there.
-  FLASHMASK_RULE int64_t page_of_entry(int64_t n) const {
+  FLASHMASK_RULE int64_t entry_page(int64_t n) const {
     const int64_t page = table_entry(n);
     return page >= 0 && page < call_.pages ? page : -1;
   }
-  /// What the table has there.
+  /// The entry of the table there.
   FLASHMASK_RULE int32_t table_entry(int64_t n) const {
     return call_.page_table.defined() ? call_.page_table.at(b_, n) : call_.page_indices.at(sizes_.first_entry + n);
   }

@@ -115,10 +115,22 @@ TEST(AppendKv, Refusals) {
   expect_invalid({"seqlens is absent"}, [&] { append_kv(wrong); });
   wrong = args;
   wrong.k.device = {Device::Kind::kCuda, 0};
-  expect_error(ErrorCode::kUnsupported, {"k is on CUDA device 0", "backend 'cpu'"}, [&] { append_kv(wrong); });
+  expect_invalid({"cu_seqlens", "different devices", "CUDA device 0"}, [&] { append_kv(wrong); });
   wrong = args;
   wrong.bounds = cu.view;
   expect_invalid({"bounds is int32 [5]", "mask has none"}, [&] { append_kv(wrong); });
+}
+
+TEST(AppendKv, WithoutADevice) {
+  if (has_cuda()) GTEST_SKIP() << "skipped: there is a CUDA device";
+  const CachedCase c({}, 6);
+  LaidOutCall call(c, {});
+  NewRows rows(4, 2, 24);
+  const Storage slots = int32s({0, 1, 2, 3});
+  AppendArgs args{.k = rows.k.view, .v = rows.v.view, .slots = slots.view, .cache = call.args.cache};
+  for (TensorView* t : {&args.k, &args.v, &args.slots, &args.cache.k, &args.cache.v})
+    t->device = {Device::Kind::kCuda, 0};
+  expect_error(ErrorCode::kNoDevice, {"CUDA"}, [&] { append_kv(args); });
 }
 
 }  // namespace

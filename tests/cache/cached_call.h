@@ -9,6 +9,11 @@
 
 namespace flashmask::test {
 
+/// True if there is a device for calls on CUDA tensors.
+inline bool has_cuda() {
+  return std::ranges::any_of(backends(), [](const BackendInfo& b) { return b.name == "cuda" && b.usable; });
+}
+
 /// A case in memory, ready to be called. Slots that no key is in hold NaN, and pages that no table names.
 class LaidOutCall {
  public:

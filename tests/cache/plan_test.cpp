@@ -108,11 +108,29 @@ TEST(CachedPlanTest, Capacities) {
   OwnPlan own;
   own.plan.buffer = own.plan.buffer.first(1);
   expect_invalid({"buffer has 1 bytes"}, [&] { build_cached_plan(call.args, own.plan); });
+}
+
+TEST(CachedPlanTest, ABuildThatThrowsLeavesNone) {
+  const CachedCase c(kShape, 3);
+  LaidOutCall call(c, {});
+  OwnPlan own;
+  build_cached_plan(call.args, own.plan);
+  own.plan.buffer = own.plan.buffer.first(1);
+  expect_invalid({"buffer has 1 bytes"}, [&] { build_cached_plan(call.args, own.plan); });
+  EXPECT_EQ(own.plan.built_for, CachedPlan{}.built_for);
+  own.plan.buffer = own.buffer;
+  call.args.plan = &own.plan;
+  expect_invalid({"plan was never built"}, [&] { call.run(); });
+}
+
+TEST(CachedPlanTest, Devices) {
+  const CachedCase c(kShape, 3);
+  LaidOutCall call(c, {});
+  OwnPlan own;
   own.plan.device = {Device::Kind::kCuda, 0};
-  expect_error(ErrorCode::kUnsupported, {"the plan is on CUDA device 0", "KV cache"},
-               [&] { build_cached_plan(call.args, own.plan); });
-  expect_error(ErrorCode::kUnsupported, {"CUDA device 0", "KV cache"},
-               [&] { cached_plan_bytes(room, {Device::Kind::kCuda, 0}); });
+  expect_invalid({"the plan is on CUDA device 0 and q on the CPU"}, [&] { build_cached_plan(call.args, own.plan); });
+  if (has_cuda()) GTEST_SKIP() << "skipped: a CUDA device takes the rest";
+  expect_error(ErrorCode::kNoDevice, {"CUDA"}, [&] { cached_plan_bytes(own.plan.capacities, own.plan.device); });
 }
 
 }  // namespace

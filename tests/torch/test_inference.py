@@ -18,7 +18,7 @@ from flashmask.inference import (
     flashmask_with_kvcache,
 )
 
-pytestmark = cpu_only("no kernel on a GPU reads a cache yet")
+pytestmark = cpu_only("in float32, and with bits that depend on no neighbour; test_cuda_caches.py has the GPU's")
 FOR_GOOD = 2**31 - 1
 
 

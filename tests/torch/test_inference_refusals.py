@@ -9,7 +9,7 @@ from flashmask.errors import UnsupportedError
 from flashmask.inference import CachePlan, KvCache, SequenceMask, append_kv, explain, flash_attn_with_kvcache
 from flashmask.inference import flashmask_with_kvcache as attend
 
-pytestmark = cpu_only("no kernel on a GPU reads a cache yet")
+pytestmark = cpu_only("test_cuda_caches.py has the GPU's")
 
 
 @pytest.fixture
@@ -139,7 +139,9 @@ def test_opcheck_in_full(q, cache, rows):
     options = (None, 0.0, None, None, False, 1024, None, None, "auto", 0)
     lse = torch.empty(2, 4, 2)
     torch.library.opcheck(ops.cached_forward, (torch.empty_like(q), lse, q, *cache.operands(), None, *mask, *options))
-    torch.library.opcheck(ops.cached_plan_build, (plan.buffer, plan.state, *cache.operands(), None, *mask, False, 1024))
+    torch.library.opcheck(
+        ops.cached_plan_build, (plan.buffer, plan.state, *cache.operands(), None, *mask, False, 1024, 2)
+    )
     torch.library.opcheck(ops.append_kv, (rows, rows, *cache.operands(), None, None, None, None, True, False))
 
 

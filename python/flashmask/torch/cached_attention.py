@@ -112,9 +112,12 @@ class CachePlan:
         """Memory of the plan on its device."""
         return self.buffer.numel()
 
-    def update(self, mask: SequenceMask | None, cache: KvCache, cu_seqlens_q: torch.Tensor | None = None) -> None:
+    def update(
+        self, mask: SequenceMask | None, cache: KvCache, cu_seqlens_q: torch.Tensor | None = None, rows: int = 1
+    ) -> None:
         """Prepares calls with this mask (None: causal), this cache but for its k, v and scales, and these
-        cu_seqlens_q. Reads nothing back, so a CUDA graph may hold it. Raises ValueError if the plan has no room."""
+        cu_seqlens_q, or without them this many rows of each request. Reads nothing back, so a CUDA graph may hold it.
+        Raises ValueError if the plan has no room."""
         _check_call(cache, mask, cu_seqlens_q=cu_seqlens_q)
         ops.call(
             _ops.cached_plan_build,
@@ -124,6 +127,7 @@ class CachePlan:
             *_rows_and_mask(mask, cache, cache.batch, cu_seqlens_q),
             self.batch_invariant,
             self.split_size,
+            arguments.integer("rows", rows),
         )
 
     def __repr__(self) -> str:
@@ -311,9 +315,10 @@ def explain(
     that it will read, null where lengths are on a device. `rejected` says why a backend does not take it.
     """
     _check_call(cache, mask, q=q, cu_seqlens_q=cu_seqlens_q)
-    args, keep = call_struct(cache, mask, q, cu_seqlens_q)
+    args, keep = call_struct(cache, mask, q, cu_seqlens_q, on_host=not q.is_cuda)
     args.split_size = arguments.integer("split_size", split_size, 1)
-    options = call_options.make(backend=backend, threads=torch.get_num_threads())
+    place = place_of(q.device) if q.is_cuda else {"threads": torch.get_num_threads()}
+    options = call_options.make(backend=backend, **place)
     library = capi.load()
     status, text = capi.text_of(library.fm_explain_cached, C.byref(args), C.byref(options))
     capi.check(status)

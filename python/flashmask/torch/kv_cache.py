@@ -200,16 +200,22 @@ def check_kind(name: str, value: Any, kind: type) -> None:
 
 
 def call_struct(
-    cache: KvCache, mask: SequenceMask | None, q: torch.Tensor | None, cu_seqlens_q: torch.Tensor | None
+    cache: KvCache,
+    mask: SequenceMask | None,
+    q: torch.Tensor | None,
+    cu_seqlens_q: torch.Tensor | None,
+    on_host: bool = True,
 ) -> tuple[Any, list[torch.Tensor]]:
-    """(fm_cached_args, what it refers to) for questions about a call, with small tensors copied to host memory. q None:
-    one row a request.
+    """(fm_cached_args, what it refers to) for questions about a call, with small tensors copied to host memory, or
+    none. q None: one row a request.
     """
     keep: list[torch.Tensor] = []
 
     def described(name: str, x: torch.Tensor, copied: bool = True) -> capi.Tensor:
         pointer = None
-        if copied:
+        if not on_host and not x.is_meta:
+            pointer = x.data_ptr()
+        elif copied:
             keep.append(x.detach().cpu())
             x, pointer = keep[-1], keep[-1].data_ptr()
         return explanation.Array(tuple(x.shape), capi.dtype_name(x.dtype), "cpu", x.stride(), pointer).described(name)

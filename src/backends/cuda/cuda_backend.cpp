@@ -4,6 +4,8 @@
 #include <utility>
 #include <vector>
 
+#include "backends/cuda/cache/append.h"
+#include "backends/cuda/cache/work_plan.h"
 #include "backends/cuda/host/device.h"
 #include "backends/cuda/host/error.h"
 #include "backends/cuda/kernel_sets.h"
@@ -26,6 +28,10 @@ class CudaBackend final : public Backend {
   Device::Kind device_kind() const override { return Device::Kind::kCuda; }
   bool has_device(const Device& device) const override { return cuda::device_refusal(device.index).empty(); }
   Prepared prepare(const Problem& p) const override;
+  PreparedCached prepare_cached(const CachedProblem& p) const override;
+  std::size_t cached_plan_bytes(const CachedCapacities& capacities, const Device& device) const override;
+  void build_cached_plan(const CachedProblem& p, const CachedPlan& plan) const override;
+  void append(const AppendProblem& problem) const override;
   std::vector<KernelInfo> kernels() const override;
   void build_plan(const MaskView& mask, std::span<std::byte> buffer, const Device& device, void* stream) const override;
   bool is_plan_of(const MaskView& mask, const PlanView& plan, std::span<std::byte> scratch,
@@ -52,6 +58,7 @@ BackendInfo CudaBackend::info() const {
 
 std::vector<KernelInfo> CudaBackend::kernels() const {
   std::vector<KernelInfo> all = cuda::plan_kernels(/*has_positions=*/true);
+  for (const KernelInfo& kernel : cuda::work_plan_kernels()) all.push_back(kernel);
   for (const cuda::KernelSet* set : cuda::kernel_sets()) {
     const std::vector<KernelInfo> own = set->kernels();
     all.insert(all.end(), own.begin(), own.end());
@@ -64,6 +71,47 @@ Prepared CudaBackend::prepare(const Problem& p) const {
   auto set = cuda::kernel_set_for(p);
   if (auto* refusal = std::get_if<Refusal>(&set)) return std::move(*refusal);
   return std::get<const cuda::KernelSet*>(set)->prepare(p);
+}
+
+/// The kernel set of calls over caches on a device, or why there is none.
+std::variant<Refusal, const cuda::KernelSet*> cache_kernels(const Device& device) {
+  Problem where{};
+  where.device = device;
+  auto set = cuda::kernel_set_for(where);
+  if (std::holds_alternative<Refusal>(set)) return set;
+  const cuda::KernelSet& found = *std::get<const cuda::KernelSet*>(set);
+  if (!found.prepare_cached)
+    return Refusal{message("kernels '", found.name,
+                           "' read no KV cache; those of 9.0 (Hopper) do, and backend 'cpu', in host memory")};
+  return set;
+}
+
+const cuda::KernelSet& require_cache_kernels(const Device& device) {
+  require_usable(device.index);
+  const auto set = cache_kernels(device);
+  if (const auto* refusal = std::get_if<Refusal>(&set)) throw Error(ErrorCode::kUnsupported, refusal->why);
+  return *std::get<const cuda::KernelSet*>(set);
+}
+
+PreparedCached CudaBackend::prepare_cached(const CachedProblem& p) const {
+  if (p.device.kind != Device::Kind::kCuda) return Refusal{"takes CUDA tensors only"};
+  auto set = cache_kernels(p.device);
+  if (auto* refusal = std::get_if<Refusal>(&set)) return std::move(*refusal);
+  return std::get<const cuda::KernelSet*>(set)->prepare_cached(p);
+}
+
+std::size_t CudaBackend::cached_plan_bytes(const CachedCapacities& capacities, const Device& device) const {
+  return require_cache_kernels(device).cached_plan_bytes(capacities, device);
+}
+
+void CudaBackend::build_cached_plan(const CachedProblem& p, const CachedPlan& plan) const {
+  require_cache_kernels(p.device).build_cached_plan(p, plan);
+}
+
+void CudaBackend::append(const AppendProblem& problem) const {
+  require_usable(problem.call.device.index);
+  const cuda::DeviceGuard guard(problem.call.device.index);
+  cuda::launch_append(problem);
 }
 
 void CudaBackend::build_plan(const MaskView& mask, std::span<std::byte> buffer, const Device& device,

@@ -131,7 +131,7 @@ struct RowState {
     return is_empty(half) ? -INFINITY : __fmaf_rn(row_max[half], scale_log2, log2f(sum[half])) * kLn2;
   }
 
- private:
+ protected:
   __device__ __forceinline__ bool is_empty(int half) const { return row_max[half] == -INFINITY; }
   __device__ __forceinline__ float finite_bias(int half, float scale_log2) const {
     return is_empty(half) ? 0.f : row_max[half] * scale_log2;

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <vector>
 
+#include "call/cached_launch.h"
 #include "call/launch.h"
 #include "call/problem.h"
 
@@ -17,6 +19,13 @@ struct KernelSet {
   std::vector<KernelInfo> (*kernels)();
   /// The call configured, or why the kernels do not take it, on a device that they run on.
   Prepared (*prepare)(const Problem& problem);
+
+  // Calls over caches; null in a set that reads none.
+
+  PreparedCached (*prepare_cached)(const CachedProblem& problem) = nullptr;
+  /// Bytes of a plan, and how it is filled, on a device that they run on.
+  std::size_t (*cached_plan_bytes)(const CachedCapacities& capacities, const Device& device) = nullptr;
+  void (*build_cached_plan)(const CachedProblem& problem, const CachedPlan& plan) = nullptr;
 };
 
 }  // namespace flashmask::cuda

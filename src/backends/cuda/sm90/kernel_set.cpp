@@ -10,6 +10,7 @@
 #include "backends/cuda/host/call_params.h"
 #include "backends/cuda/sm90/backward/backward.h"
 #include "backends/cuda/sm90/common/tensor_map.h"
+#include "backends/cuda/sm90/decode/decode.h"
 #include "backends/cuda/sm90/forward/forward.h"
 #include "backends/cuda/sm90/tile_config.h"
 #include "common/message.h"
@@ -19,8 +20,8 @@ namespace {
 
 std::vector<KernelInfo> kernels() {
   std::vector<KernelInfo> all = forward_kernels();
-  const std::vector<KernelInfo> backward = backward_kernels();
-  all.insert(all.end(), backward.begin(), backward.end());
+  for (const std::vector<KernelInfo>& more : {backward_kernels(), decode_kernels()})
+    all.insert(all.end(), more.begin(), more.end());
   return all;
 }
 
@@ -42,6 +43,9 @@ constinit const cuda::KernelSet kKernelSet{
     .runs_on = [](int major, int minor) { return major == 9 && minor == 0; },
     .kernels = kernels,
     .prepare = prepare,
+    .prepare_cached = prepare_cached,
+    .cached_plan_bytes = cached_plan_bytes,
+    .build_cached_plan = build_cached_plan,
 };
 
 }  // namespace flashmask::sm90

@@ -37,7 +37,7 @@ std::string tensor_map_refusal(const char* argument, const TensorView& t) {
 std::string tensor_maps_refusal(const Problem& p) { return cuda::first_refusal(p, tensor_map_refusal); }
 
 CUtensorMap tensor_map(const TensorView& t, const ColumnBlocks& blocks, int box_rows, int box_blocks,
-                       const char* argument) {
+                       const char* argument, CUtensorMapL2promotion promotion) {
   const cuuint64_t sizes[5] = {static_cast<cuuint64_t>(blocks.width), static_cast<cuuint64_t>(t.shape[1]),
                                static_cast<cuuint64_t>(blocks.count), static_cast<cuuint64_t>(t.shape[2]),
                                static_cast<cuuint64_t>(t.shape[0])};
@@ -51,7 +51,7 @@ CUtensorMap tensor_map(const TensorView& t, const ColumnBlocks& blocks, int box_
   CUtensorMap map{};
   const CUresult result = cuda::driver().tensor_map_encode_tiled(
       &map, type, 5, t.data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     throw Error(ErrorCode::kInternal,
                 message("CUDA: no tensor map of ", argument, ", ", describe(t), ", in boxes of ", box_rows,

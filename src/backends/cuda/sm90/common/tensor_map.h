@@ -22,8 +22,10 @@ std::string tensor_maps_refusal(const Problem& p);
 ///   dimensions {blocks.width, seqlen, blocks.count, heads, batch}, box {64, box_rows, box_blocks, 1, 1},
 /// that is, blocks of 64 columns, 128-byte swizzle; rows, columns and blocks that the tensor lacks are read as zero
 /// and not written. `argument` is the tensor's name in error messages.
+/// `promotion`: what L2 fetches for less.
 CUtensorMap tensor_map(const TensorView& t, const ColumnBlocks& blocks, int box_rows, int box_blocks,
-                       const char* argument = "tensor");
+                       const char* argument = "tensor",
+                       CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
 /// tensor_map of a tensor whose dim is a multiple of 64.
 CUtensorMap tensor_map(const TensorView& t, int box_rows, int box_blocks, const char* argument = "tensor");
 

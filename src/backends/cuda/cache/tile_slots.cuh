@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/cache/work.h"
+#include "call/sequence_view.h"
+
+namespace flashmask::cuda {
+
+/// Places of row tiles that follow from a request's rows alone, so that nothing has to be added up before: the tiles of
+/// request b have the slots from first() on. Packed rows leave slots empty.
+struct TileSlots {
+  const WorkPlan& plan;
+  const CachedView& call;
+
+  __device__ __forceinline__ int64_t first(int64_t b, int64_t rows_begin) const {
+    if (!call.is_packed) return b * count(call.rows);
+    return plan.head_parts > 1 ? rows_begin * plan.head_parts : rows_begin / plan.rows_of_tile + b;
+  }
+  /// Tiles of a request of some rows.
+  __device__ __forceinline__ int64_t count(int64_t rows) const {
+    if (plan.head_parts > 1) return rows * plan.head_parts;
+    return (rows + plan.rows_of_tile - 1) / plan.rows_of_tile;
+  }
+  /// The rows and heads of a request's t-th tile.
+  __device__ __forceinline__ void place(int64_t t, int64_t rows, RowTile& tile) const {
+    const int64_t row = plan.head_parts > 1 ? t / plan.head_parts : t * plan.rows_of_tile;
+    tile.first_row = static_cast<int32_t>(row);
+    tile.row_count = static_cast<int32_t>(min(int64_t{plan.rows_of_tile}, rows - row));
+    tile.first_head = plan.head_parts > 1 ? static_cast<int32_t>(t % plan.head_parts) * kPackedRows : 0;
+    tile.head_count = min(plan.group - tile.first_head, kPackedRows);
+  }
+};
+
+}  // namespace flashmask::cuda

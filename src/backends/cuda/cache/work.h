@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// How the kernels over caches divide their work, which a plan's kernels write and the attention kernels read.
+//
+// A unit of work is a row tile under one key head: up to 64 packed rows of a request (row i of the call's and head g of
+// the group, i * heads + g) over the live blocks of 128 keys. Units in order of row tile and key head have all live
+// blocks in a row, and shares are equal stretches of it, as many as the device has places for CTAs. So a unit lies in
+// one share, which then has its result, or in several in ascending order, whose partial results are merged.
+
+#include <cstdint>
+
+namespace flashmask::cuda {
+
+inline constexpr int kPackedRows = 64, kBlockKeys = 128;
+/// Shares that a unit should lie in at most: merging takes longer than reading a few more blocks.
+inline constexpr int kMostParts = 16;
+/// Words of class bits come by warps: 32 of 32 blocks each.
+inline constexpr int kBlocksOfWord = 32;
+
+/// Up to 64 packed rows of one request.
+struct RowTile {
+  int64_t blocks_before;  ///< live blocks of all units of the row tiles before
+  int32_t request;
+  int32_t rows_begin, rows_count;   ///< SequenceSizes::rows
+  int32_t first_entry, keys, tail;  ///< SequenceSizes
+  int32_t first_row, row_count;     ///< rows of the request
+  int32_t first_head, head_count;   ///< heads of the group
+  int32_t first_block;              ///< without class bits: live blocks are those from here on
+  int32_t live_blocks;              ///< each unit's; with class bits by key head the first one's
+  int32_t list;                     ///< its class bits, of the first key head
+  int32_t unused;
+};
+static_assert(sizeof(RowTile) == 64);
+
+/// The beginning of a share.
+struct Share {
+  RowTile tile;
+  int32_t tile_index;
+  int32_t kv_head;
+  int32_t skipped;     ///< live blocks of the unit that are an earlier share's
+  int32_t blocks;      ///< the share's; 0: it has no work
+  int64_t all_blocks;  ///< the call's
+  int32_t shares;      ///< that have work
+  int32_t unused;
+};
+static_assert(sizeof(Share) == 96);
+
+/// The first of all `blocks` that is share `n`'s, of `shares`.
+#if defined(__CUDACC__)
+__host__ __device__
+#endif
+    inline int64_t first_block_of(int64_t n, int64_t blocks, int64_t shares) {
+  return n * blocks / shares;
+}
+/// The share that a block is in.
+#if defined(__CUDACC__)
+__host__ __device__
+#endif
+    inline int64_t share_of(int64_t block, int64_t blocks, int64_t shares) {
+  return ((block + 1) * shares - 1) / blocks;
+}
+
+/// The parts of a plan in device memory.
+struct WorkPlan {
+  Share* shares;        ///< [most_shares]
+  uint32_t* arrived;    ///< [most_shares]: by the first share of a unit, how many of its partial results are there
+  RowTile* tiles;       ///< [tile slots], those with rows first
+  int32_t* live;        ///< [tile slots, heads of masks]: live blocks, with class bits
+  uint32_t* live_bits;  ///< [tile slots, heads of masks, words]
+  uint32_t* full_bits;  ///< likewise: blocks that need no masking
+  float* partials;      ///< [2 * most_shares]: results of units that lie in several shares, see PartialPlace
+  int32_t words;        ///< words of a list
+  int32_t mask_heads;   ///< 1, or heads_kv where vectors differ by head
+  int32_t most_shares;
+  int32_t least_blocks;  ///< a share's, as far as there are
+  int32_t split_blocks;  ///< likewise, where a unit would lie in more than kMostParts shares
+  int32_t tile_slots;
+  int32_t rows_of_tile, head_parts;  ///< rows of a tile, and tiles of a row
+  int32_t group, heads_kv;
+  int32_t has_classes;  ///< blocks are live by class bits
+};
+
+/// Floats of a partial result of 64 rows: each row's sum of weighted values, its largest score (log2) and its weights'
+/// sum.
+struct PartialPlace {
+  int32_t head_dim_v;
+  constexpr int64_t floats() const { return int64_t{kPackedRows} * (head_dim_v + 2); }
+};
+
+}  // namespace flashmask::cuda

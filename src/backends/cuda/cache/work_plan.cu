@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/cuda/cache/work_plan.h"
+
+#include <algorithm>
+
+#include "backends/cuda/cache/classify_blocks.cuh"
+#include "backends/cuda/cache/divide_work.cuh"
+#include "backends/cuda/host/kernel_info.h"
+#include "call/workspace.h"
+#include "common/arithmetic.h"
+
+using flashmask::CachedView, flashmask::cuda::WorkPlan;
+
+extern "C" __global__ void __launch_bounds__(flashmask::cuda::kClassifyCachedThreads)
+    flashmask_sm90_plan_cache_blocks(const __grid_constant__ WorkPlan plan, const __grid_constant__ CachedView call,
+                                     int32_t half_words) {
+  flashmask::cuda::classify_blocks(plan, call, half_words);
+}
+
+extern "C" __global__ void __launch_bounds__(flashmask::cuda::kDivideThreads)
+    flashmask_sm90_plan_cache_shares(const __grid_constant__ WorkPlan plan, const __grid_constant__ CachedView call) {
+  flashmask::cuda::divide_work(plan, call);
+}
+
+namespace flashmask::cuda {
+namespace {
+
+constexpr int64_t kKeysOfWord = kBlockKeys * kBlocksOfWord;
+
+/// Rows of a tile of packed rows, and tiles that a row takes.
+int64_t tile_rows(int64_t group) { return std::max<int64_t>(kPackedRows / group, 1); }
+int64_t head_parts(int64_t group) { return ceil_div(group, int64_t{kPackedRows}); }
+
+/// True if more than a band and tail bits says which blocks are live.
+bool has_classes(const CachedProblem& p) {
+  return p.mask.bounds.defined() || p.mask.q_pos.defined() || p.mask.tail_depth.defined();
+}
+
+/// Keys of a request that get class bits. One of many lists of pages could have all pages; bits for that would be
+/// quadratic in the requests.
+int64_t classified_keys(const CachedProblem& p) {
+  if (!has_classes(p)) return 0;
+  if (!p.cache.page_indptr.defined()) return p.capacity;
+  constexpr int64_t kLeast = int64_t{1} << 17;
+  return std::min(p.capacity, std::max(4 * ceil_div(p.capacity, std::max<int64_t>(p.batch, 1)), kLeast));
+}
+
+}  // namespace
+
+int64_t WorkPlanLayout::take(int64_t bytes) {
+  const int64_t at = bytes_;
+  bytes_ += round_up(bytes, kWorkspaceAlignment);
+  return at;
+}
+
+WorkPlanLayout::WorkPlanLayout(const CachedCapacities& c, const WorkPlaces& places)
+    : places_(places), group_(c.heads_q / c.heads_kv), heads_kv_(c.heads_kv) {
+  tile_slots_ = head_parts(group_) > 1 ? c.max_rows * head_parts(group_) : c.max_rows / tile_rows(group_) + c.max_batch;
+  words_ = ceil_div(c.max_keys, kKeysOfWord);
+  const int64_t lists = tile_slots_ * heads_kv_, bits = lists * words_ * 4, shares = places.shares;
+  shares_ = take(shares * static_cast<int64_t>(sizeof(Share)));
+  arrived_ = take(shares * 4);
+  tiles_ = take(tile_slots_ * static_cast<int64_t>(sizeof(RowTile)));
+  live_ = take(lists * 4);
+  live_bits_ = take(bits);
+  full_bits_ = take(bits);
+  partials_ = take(2 * shares * PartialPlace{places.head_dim_v}.floats() * 4);
+}
+
+WorkPlan WorkPlanLayout::at(std::byte* memory, const CachedProblem& p) const {
+  const TensorView& bounds = p.mask.bounds;
+  const bool by_head = bounds.defined() && bounds.shape[p.mask.key_layout == KeyLayout::kPages ? 2 : 1] > 1;
+  return {.shares = reinterpret_cast<Share*>(memory + shares_),
+          .arrived = reinterpret_cast<uint32_t*>(memory + arrived_),
+          .tiles = reinterpret_cast<RowTile*>(memory + tiles_),
+          .live = reinterpret_cast<int32_t*>(memory + live_),
+          .live_bits = reinterpret_cast<uint32_t*>(memory + live_bits_),
+          .full_bits = reinterpret_cast<uint32_t*>(memory + full_bits_),
+          .partials = reinterpret_cast<float*>(memory + partials_),
+          .words = static_cast<int32_t>(words_),
+          .mask_heads = by_head ? static_cast<int32_t>(heads_kv_) : 1,
+          .most_shares = places_.shares,
+          .least_blocks = places_.least_blocks,
+          .split_blocks = places_.split_blocks,
+          .tile_slots = static_cast<int32_t>(tile_slots_),
+          .rows_of_tile = static_cast<int32_t>(tile_rows(group_)),
+          .head_parts = static_cast<int32_t>(head_parts(group_)),
+          .group = static_cast<int32_t>(group_),
+          .heads_kv = static_cast<int32_t>(heads_kv_),
+          .has_classes = has_classes(p)};
+}
+
+CachedCapacities capacities_of(const CachedProblem& p) {
+  return {.max_batch = p.batch,
+          .max_rows = p.total_rows(),
+          .max_keys = classified_keys(p),
+          .heads_q = p.heads_q,
+          .heads_kv = p.heads_kv,
+          .head_dim = p.head_dim,
+          .head_dim_v = p.head_dim_v,
+          .split_size = p.split_size};
+}
+
+void launch_work_plan(const WorkPlan& plan, const CachedProblem& p, LaunchChain& chain) {
+  if (plan.has_classes) {
+    const int64_t words = std::min<int64_t>(plan.words, ceil_div(p.capacity, kKeysOfWord));
+    chain.launch("launch of the kernel that classifies a cache's blocks", &flashmask_sm90_plan_cache_blocks,
+                 2 * words * p.batch, kClassifyCachedThreads, plan, p.view, static_cast<int32_t>(2 * words));
+  }
+  chain.launch("launch of the kernel that divides work over a cache", &flashmask_sm90_plan_cache_shares, 1,
+               kDivideThreads, plan, p.view);
+}
+
+std::vector<KernelInfo> work_plan_kernels() {
+  return {named({.id = "sm90.plan.cache_blocks", .op = "plan", .threads = kClassifyCachedThreads}),
+          named({.id = "sm90.plan.cache_shares", .op = "plan", .threads = kDivideThreads})};
+}
+
+}  // namespace flashmask::cuda

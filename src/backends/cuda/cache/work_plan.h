@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "backends/cuda/cache/work.h"
+#include "backends/cuda/host/launch_chain.h"
+#include "call/cached_problem.h"
+
+namespace flashmask::cuda {
+
+/// The properties of an architecture's kernels that a plan depends on.
+struct WorkPlaces {
+  int32_t shares;                      ///< places for CTAs on the device
+  int32_t least_blocks, split_blocks;  ///< see WorkPlan
+  int32_t head_dim_v;                  ///< the kernel's tile has
+};
+
+/// Layout of a plan in device memory: sizes follow from capacities alone.
+class WorkPlanLayout {
+ public:
+  WorkPlanLayout(const CachedCapacities& capacities, const WorkPlaces& places);
+
+  int64_t bytes() const { return bytes_; }
+  /// The plan at `memory`, aligned to kWorkspaceAlignment, for calls with the problem's mask.
+  WorkPlan at(std::byte* memory, const CachedProblem& problem) const;
+
+ private:
+  int64_t take(int64_t bytes);
+
+  WorkPlaces places_;
+  int64_t tile_slots_, words_, group_, heads_kv_;
+  int64_t bytes_ = 0;
+  int64_t shares_, arrived_, tiles_, live_, live_bits_, full_bits_, partials_;
+};
+
+/// The capacities of a plan for one call.
+CachedCapacities capacities_of(const CachedProblem& problem);
+
+/// Fills a plan, by one or two launches.
+void launch_work_plan(const WorkPlan& plan, const CachedProblem& problem, LaunchChain& chain);
+
+/// The kernels that do.
+std::vector<KernelInfo> work_plan_kernels();
+
+}  // namespace flashmask::cuda

@@ -1,0 +1,386 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "backends/cuda/device/softcap.cuh"
+#include "backends/cuda/ptx/async_arrive.cuh"
+#include "backends/cuda/ptx/tensor_core.cuh"
+#include "backends/cuda/ptx/tma.cuh"
+#include "backends/cuda/ptx/wgmma.cuh"
+#include "backends/cuda/sm90/decode/merge.cuh"
+#include "backends/cuda/sm90/decode/row_state.cuh"
+#include "backends/cuda/sm90/decode/traits.cuh"
+
+namespace flashmask::sm90 {
+
+/// The consumer warpgroup: 64 packed rows. For each tile it computes S = QK^T, the softmax and O += PV, the latter
+/// under the next tile's S and softmax where registers allow it.
+template <typename Traits>
+class DecodeConsumer {
+ public:
+  using Shared = DecodeShared<Traits>;
+  using Element = typename Traits::Element;
+  __device__ __forceinline__ DecodeConsumer(const DecodeParams& p, Shared& shared) : p_(p), shared_(shared) {}
+
+  __device__ __forceinline__ void run() {
+    while (true) {
+      const uint32_t at = works_.stage();
+      ptx::wait(shared_.work_full[at], works_.phase());
+      const Work& work = shared_.works[at];
+      if (work.tiles == Work::kEnd) return;
+      ptx::wait(shared_.q_full[queries().stage()], queries().phase());
+      ptx::fence_async_proxy();  // the rows have been copied by threads
+      if (PackedLayout(count_of(work)).spread) {
+        run_work<1>(work);
+      } else {
+        run_work<2>(work);
+      }
+      if (!is_final(work) && is_last_to_arrive(work)) merge(work);
+      ptx::arrive_once(shared_.work_empty[at]);
+      works_.advance();
+    }
+  }
+
+ private:
+  using Scores = typename Traits::Scores;
+  using Outputs = typename Traits::Outputs;
+  using HalfProbabilities = typename Traits::HalfProbabilities;
+  using Probabilities = HalfProbabilities[2];
+  using Partials = PartialResults<Traits>;
+  using Swizzle = ptx::Swizzle128;
+  static constexpr int kBarrier = 1;  ///< joins the warpgroup
+  static constexpr int kParts = Traits::kParts;
+
+  __device__ __forceinline__ static void join() { ptx::named_barrier_sync(kBarrier, Traits::kConsumerThreads); }
+  __device__ __forceinline__ static int32_t count_of(const Work& work) {
+    return work.tile.row_count * work.tile.head_count;
+  }
+
+  __device__ __forceinline__ static bool is_final(const Work& work) { return work.first_share == work.last_share; }
+
+  template <int kRows>
+  __device__ __forceinline__ void run_work(const Work& work) {
+    Outputs o = {};
+    DecodeRows<kRows> rows;
+    rows.reset();
+    if constexpr (Traits::kOverlaps && kRows == 1) {  // registers do not hold more
+      run_overlapped(work, o, rows);
+    } else {
+      for (int32_t n = work.tiles; n > 0; --n) run_tile(work, n == 1, o, rows);
+    }
+    finish<kRows>(work, o, rows);
+  }
+
+  /// One of this thread's two rows: the row of the tile, or -1, and head of the unit. Computed where it is needed:
+  /// registers are few.
+  struct PackedPlace {
+    int32_t packed, row, head;
+  };
+  __device__ __forceinline__ static PackedPlace place_of(const Work& work, int half) {
+    const auto lane = static_cast<int32_t>(ptx::opaque(ptx::lane()));
+    const int32_t row = cuda::Slab::kRows * static_cast<int32_t>(threadIdx.x / 32) + lane / 4 + 8 * half;
+    const int32_t packed = PackedLayout(count_of(work)).packed(row), heads = work.tile.head_count;
+    if (packed >= count_of(work)) return {packed, -1, 0};
+    return {packed, packed / heads, packed % heads};
+  }
+
+  __device__ __forceinline__ KeyTile next_tile() {
+    const uint32_t at = tiles_.stage();
+    ptx::wait(shared_.tile_full[at], tiles_.phase());
+    const KeyTile tile = shared_.tiles[at];
+    ptx::arrive_once(shared_.tile_empty[at]);
+    tiles_.advance();
+    return tile;
+  }
+  using Slot = ptx::RingPosition<Traits::kSlots>;
+  __device__ __forceinline__ void wait_for_keys(Slot at) const { ptx::wait(shared_.k_full[at.stage()], at.phase()); }
+  __device__ __forceinline__ void wait_for_values(Slot at) const { ptx::wait(shared_.v_full[at.stage()], at.phase()); }
+  /// Releases the parts of a tile's keys, or values, of which `slot` is the first.
+  __device__ __forceinline__ static void release(uint64_t (&empty)[Traits::kSlots], uint32_t slot) {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) ptx::arrive_once(empty[Slot{slot + part}.stage()]);
+  }
+  /// Rows come with works.
+  __device__ __forceinline__ ptx::RingPosition<Traits::kQueries> queries() const { return {works_.count}; }
+  __device__ __forceinline__ void release_queries() const { ptx::arrive_once(shared_.q_empty[queries().stage()]); }
+
+  template <typename Rows>
+  __device__ __forceinline__ void run_overlapped(const Work& work, Outputs& o, Rows& rows) {
+    Scores s;
+    Probabilities weights;
+    KeyTile tile = next_tile();
+    uint32_t slot = ptx::uniform(slot_);
+    issue_scores(s, slot);
+    cuda::SlabBits visible = receive_mask(work, tile);
+    ptx::wgmma_wait<0>();
+    softmax(work, tile, visible, slot, s, weights, rows, [](bool, const float (&)[2]) {}, [](int) {});
+    for (int32_t n = work.tiles - 1; n > 0; --n) {
+      tile = next_tile();
+      const uint32_t before = slot;
+      slot = ptx::uniform(slot + kParts);
+      issue_scores(s, slot);
+      issue_output(o, weights, before);
+      visible = receive_mask(work, tile);
+      ptx::wgmma_wait<2>();
+      softmax<true>(
+          work, tile, visible, slot, s, weights, rows,
+          [&](bool rescale, const float (&factor)[2]) {
+            ptx::wgmma_wait<0>();
+            ptx::pin(o);
+            release(shared_.v_empty, before);
+            if (rescale) Rows::rescale(o, factor);
+          },
+          [](int) {});
+    }
+    release_queries();
+    clear_absent_values(work, tile, slot);
+    issue_output(o, weights, slot);
+    ptx::wgmma_wait<0>();
+    ptx::pin(o);
+    release(shared_.v_empty, slot);
+    slot_ = slot + kParts;
+  }
+
+  template <typename Rows>
+  __device__ __forceinline__ void run_tile(const Work& work, bool is_last, Outputs& o, Rows& rows) {
+    const KeyTile tile = next_tile();
+    const uint32_t slot = ptx::uniform(slot_);
+    Scores s;
+    Probabilities weights;
+    issue_scores(s, slot);
+    const cuda::SlabBits visible = receive_mask(work, tile);
+    ptx::wgmma_wait<0>();
+    if (is_last) {
+      release_queries();
+      clear_absent_values(work, tile, slot);
+    }
+    softmax(
+        work, tile, visible, slot, s, weights, rows,
+        [&](bool rescale, const float (&factor)[2]) {
+          if (rescale) Rows::rescale(o, factor);
+        },
+        [&](int half) { issue_output(o, weights, slot, half); });
+    ptx::wgmma_wait<0>();
+    ptx::pin(o);
+    release(shared_.v_empty, slot);
+    slot_ += kParts;
+  }
+
+  /// Makes weights of the finished products S, and releases the keys. `settle` has O ready for the factors by which it
+  /// is to be rescaled, if it is; with kPending a product reads the weights of the tile before until then. use(half)
+  /// follows on a half's weights.
+  template <bool kPending = false, typename Rows, typename Settle, typename Use>
+  __device__ __forceinline__ void softmax(const Work& work, const KeyTile& tile, const cuda::SlabBits& visible,
+                                          uint32_t slot, Scores& s, Probabilities& weights, Rows& rows,
+                                          const Settle& settle, const Use& use) {
+    ptx::pin(s);
+    release(shared_.k_empty, slot);
+    change_scores(work, tile, s);
+    if (tile.is_masked()) {
+      visible.hide(s);
+      release_mask();
+    }
+    float factor[2];
+    const cuda::Raised raised = rows.raise_row_max(s, p_.scale_log2, p_.score_of_bit, factor);
+    if constexpr (!kPending) settle(raised.rescale, factor);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      rows.exponentiate(s, half, p_.scale_log2);
+      if constexpr (!kPending) {
+        Rows::template pack<Element>(s, half, weights[half]);
+        use(half);
+      }
+    }
+    if constexpr (kPending) {
+      settle(raised.rescale, factor);
+      Rows::template pack<Element>(s, 0, weights[0]);
+      Rows::template pack<Element>(s, 1, weights[1]);
+    }
+    if (raised.row_max) rows.refresh_limits(p_.score_of_bit);
+  }
+
+  /// S = Q K^T.
+  __device__ __forceinline__ void issue_scores(Scores& s, uint32_t slot) const {
+    issue_scores_of<0>(s, slot);
+    if constexpr (kParts == 2) issue_scores_of<1>(s, slot);
+    ptx::wgmma_commit();
+  }
+  template <int kPart>
+  __device__ __forceinline__ void issue_scores_of(Scores& s, uint32_t slot) const {
+    constexpr int kCount = Traits::kSlotKeys / 2;
+    const Slot at{slot + kPart};
+    wait_for_keys(at);
+    const ptx::MatrixDescriptor q(ptx::shared_address(shared_.q[queries().stage()])),
+        k(ptx::shared_address(shared_.k[at.stage()]));
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < Traits::kQkDim / 16; ++step) {
+      ptx::wgmma_ss<Element, Traits::kSlotKeys, ptx::Major::kInner, ptx::Major::kInner>(
+          cuda::part_of<kPart * kCount, kCount>(s), q.at(Swizzle::step_along_row(step, Traits::kRows)),
+          k.at(Swizzle::step_along_row(step, Traits::kSlotKeys)), step > 0);
+    }
+  }
+
+  /// O += P V, for the tile's keys or a half of them.
+  __device__ __forceinline__ void issue_output(Outputs& o, const Probabilities& weights, uint32_t slot) const {
+    issue_output(o, weights, slot, 0);
+    issue_output(o, weights, slot, 1);
+  }
+  __device__ __forceinline__ void issue_output(Outputs& o, const Probabilities& weights, uint32_t slot,
+                                               int half) const {
+    constexpr int kSteps = Traits::kKeys / 2 / 16;
+    const int part = kParts == 1 ? 0 : half, half_of_slot = kParts == 1 ? half : 0;
+    const Slot at{slot + part};
+    if (half == 0 || kParts == 2) wait_for_values(at);
+    const ptx::MatrixDescriptor v(ptx::shared_address(shared_.v[at.stage()]), Swizzle::block(Traits::kSlotKeys));
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      ptx::wgmma_rs<Element, Traits::kVDim, ptx::Major::kOuter>(
+          o, weights[half][step], v.at((half_of_slot * kSteps + step) * Swizzle::kStepDownRows), true);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// Zeros for the values past the last key, of which the copies have brought whatever the slots hold: 0 times NaN is
+  /// NaN. Only a unit's last tile has any.
+  __device__ __forceinline__ void clear_absent_values(const Work& work, const KeyTile& tile, uint32_t slot) const {
+    if (tile.first_key() + Traits::kKeys <= work.tile.keys) return;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const int32_t first = max(work.tile.keys - tile.first_key() - part * Traits::kSlotKeys, 0);
+      const Slot at{slot + part};
+      wait_for_values(at);
+      auto* const chunks = reinterpret_cast<uint4*>(shared_.v[at.stage()]);
+      for (int block = 0; block < Traits::kVBlocks; ++block) {
+        for (int32_t chunk = 8 * first + static_cast<int32_t>(threadIdx.x); chunk < 8 * Traits::kSlotKeys;
+             chunk += Traits::kConsumerThreads)
+          chunks[block * 8 * Traits::kSlotKeys + chunk] = {};
+      }
+    }
+    ptx::fence_async_proxy();
+    join();
+  }
+
+  __device__ __forceinline__ cuda::SlabBits receive_mask(const Work& work, const KeyTile& tile) const {
+    cuda::SlabBits visible{};
+    if (!tile.is_masked()) return visible;
+    ptx::wait(shared_.mask_full[masks_.stage()], masks_.phase());
+    const cuda::MaskBits<Traits::kRows>& bits = shared_.masks[masks_.stage()].bits;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int32_t row = place_of(work, half).row;
+      visible.row[half] = row < 0 ? 0 : bits.row[row][cuda::Slab::column_pair()];
+    }
+    return visible;
+  }
+  __device__ __forceinline__ void release_mask() {
+    ptx::arrive_once(shared_.mask_empty[masks_.stage()]);
+    masks_.advance();
+  }
+
+  /// Makes scores of products: the tanh of a softcap, then the biases of ALiBi.
+  __device__ __forceinline__ void change_scores(const Work& work, const KeyTile& tile, Scores& s) const {
+    if (p_.softcap.is_set()) cuda::apply_softcap<Element>(s, p_.softcap.factor);
+    if (!p_.alibi.is_set()) return;
+    const SequenceView sequence = sequence_of(p_, work.tile);
+    float slope[2];
+    int32_t row[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const PackedPlace place = place_of(work, half);
+      row[half] = static_cast<int32_t>(sequence.first_row()) + work.tile.first_row + max(place.row, 0);
+      if (needs_positions(p_) && row[half] >= 0) row[half] = static_cast<int32_t>(sequence.row_position(row[half]));
+      const auto head = static_cast<uint32_t>(query_head(p_, work, place.head));
+      slope[half] =
+          __ldg(p_.alibi.slopes + p_.alibi.index(static_cast<uint32_t>(work.tile.request), head)) * p_.alibi.per_unit;
+    }
+    if (needs_positions(p_)) {
+      const int32_t* const positions = shared_.masks[masks_.stage()].positions;
+      lower(s, slope, row, [&](int key) { return positions[key]; });
+    } else {
+      lower(s, slope, row, [&](int key) { return tile.first_key() + key; });
+    }
+  }
+  /// Lowers scores by slope times the distance of positions.
+  template <typename PositionOf>
+  __device__ __forceinline__ static void lower(Scores& s, const float (&slope)[2], const int32_t (&row)[2],
+                                               const PositionOf& position_of) {
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(Scores) / sizeof(float)); ++i) {
+      const int half = i / 2 % 2;
+      const int32_t key = position_of(cuda::Slab::column(i));
+      const uint32_t distance = static_cast<uint32_t>(max(key, row[half])) - static_cast<uint32_t>(min(key, row[half]));
+      s[i] = __fmaf_rn(-slope[half], static_cast<float>(distance), s[i]);
+    }
+  }
+
+  template <int kRows>
+  __device__ __forceinline__ void finish(const Work& work, Outputs& o, cuda::RowState& rows) {
+#pragma unroll
+    for (int half = 0; half < kRows; ++half) {
+      const float largest = rows.row_max[half] * p_.scale_log2, sum = cuda::quad_sum(rows.sum[half]);
+      const PackedPlace place = place_of(work, half);
+      if (place.row < 0) continue;
+      if (is_final(work)) {
+        store_final(work, place, half, o, largest, sum);
+      } else {
+        store_partial(work, place, half, o, largest, sum);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store_final(const Work& work, const PackedPlace& packed, int half, const Outputs& o,
+                                              float largest, float sum) const {
+    const int64_t head = query_head(p_, work, packed.head);
+    const RowEnd end = end_row(largest, sum, p_.sink.template of_head<Element>(head));
+    const RowPlace place(p_, work, packed.row);
+    Element* const to = p_.out.at<Element>(place.batch, place.row, head) + 2 * cuda::Slab::column_pair();
+#pragma unroll
+    for (int j = 0; j < Traits::kVDim / 8; ++j) {
+      if (8 * j < p_.head_dim_v)
+        *reinterpret_cast<uint32_t*>(to + 8 * j) =
+            ptx::pack<Element>(o[4 * j + 2 * half] * end.factor, o[4 * j + 2 * half + 1] * end.factor);
+    }
+    if (p_.lse.data && cuda::Slab::column_pair() == 0) *p_.lse.at<float>(place.batch, place.row, head) = end.lse;
+  }
+
+  __device__ __forceinline__ void store_partial(const Work& work, const PackedPlace& packed, int half, const Outputs& o,
+                                                float largest, float sum) const {
+    float* const values = Partials::values(p_, work.partial);
+    float* const to = values + packed.packed * Traits::kVDim + 2 * cuda::Slab::column_pair();
+#pragma unroll
+    for (int j = 0; j < Traits::kVDim / 8; ++j)
+      __stcg(reinterpret_cast<float2*>(to + 8 * j), make_float2(o[4 * j + 2 * half], o[4 * j + 2 * half + 1]));
+    if (cuda::Slab::column_pair() == 0) {
+      __stcg(Partials::largest(values) + packed.packed, largest);
+      __stcg(Partials::sums(values) + packed.packed, sum);
+    }
+  }
+  /// Counts this partial result, and is true for the CTA that counts the unit's last.
+  __device__ __forceinline__ bool is_last_to_arrive(const Work& work) {
+    join();
+    if (threadIdx.x == 0) {
+      uint32_t* const count = p_.plan.arrived + work.first_share;
+      const auto others = static_cast<uint32_t>(work.last_share - work.first_share);
+      shared_.arrived = ptx::add_acquire_release(count, 1) == others;
+      if (shared_.arrived) *count = 0;  // for the next call with the plan
+    }
+    join();
+    return shared_.arrived;
+  }
+  __device__ __forceinline__ void merge(const Work& work) const {
+#pragma unroll 1
+    for (int32_t row = static_cast<int32_t>(ptx::opaque(threadIdx.x) / 32); row < count_of(work);
+         row += Traits::kConsumerThreads / 32)
+      Partials::merge_row(p_, work, row);
+  }
+
+  const DecodeParams& p_;
+  Shared& shared_;
+  uint32_t slot_ = 0;  ///< the next tile's first, of keys and values, counted through
+  ptx::RingPosition<Traits::kWorks> works_;
+  ptx::RingPosition<Traits::kTiles> tiles_;
+  ptx::RingPosition<Traits::kMasks> masks_;
+};
+
+}  // namespace flashmask::sm90

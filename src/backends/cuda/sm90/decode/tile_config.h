@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+
+#include "backends/cuda/device/variant.h"
+#include "backends/cuda/sm90/tile_config.h"
+
+namespace flashmask::sm90 {
+
+/// A tile of the kernels over caches: 64 packed rows of a request and 128 keys. CMake reads this table's rows and the
+/// variants' as it reads those of kForwardTiles.
+struct DecodeTile {
+  int head_dim, head_dim_v;
+  int slots;  ///< each of the rings has that keys and values go through
+  TileFeatures features;
+  int parts;      ///< slots that a tile's keys, and its values, take
+  int queries;    ///< units whose rows are in flight
+  int masks;      ///< tiles whose mask bits are
+  bool overlaps;  ///< runs P V under the next tile's S and softmax
+  int ctas;       ///< a multiprocessor has, so that one's softmax runs under the other's products where both are short
+
+  static constexpr int kProductsOfQk = 1, kProductsOfV = 1;
+  static constexpr bool one_copy = false;
+};
+
+// clang-format off: the build reads a row from each line
+inline constexpr DecodeTile kDecodeTiles[] = {
+    // d, d_v, slots, features  parts  queries  masks  overlaps  CTAs
+    DecodeTile{64, 64, 2, kAll, 1, 2, 2, false, 2},
+    DecodeTile{128, 128, 2, kAll, 1, 2, 2, true, 1},
+    DecodeTile{192, 128, 2, kAll, 1, 2, 2, true, 1},
+    DecodeTile{192, 192, 2, kAll, 1, 1, 2, false, 1},
+    DecodeTile{256, 256, 2, kAll, 2, 2, 1, false, 1},
+};
+
+using DecodeVariant = VariantRow;
+// Features are branches of a whole CTA: reading keys and values takes longer.
+inline constexpr DecodeVariant kDecodeVariants[] = {
+    DecodeVariant{kPlain, kAny, "", {.scores = true, .sink = true, .positions = true}},
+};
+// clang-format on
+
+/// The row of the table; one that is not there does not compile.
+constexpr DecodeTile decode_tile(int head_dim, int head_dim_v) {
+  std::size_t row = 0;
+  while (kDecodeTiles[row].head_dim != head_dim || kDecodeTiles[row].head_dim_v != head_dim_v) ++row;
+  return kDecodeTiles[row];
+}
+
+}  // namespace flashmask::sm90

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/cache/work.h"
+#include "backends/cuda/fragments/element_mask.cuh"
+#include "backends/cuda/fragments/fragments.cuh"
+#include "backends/cuda/ptx/barrier.cuh"
+#include "backends/cuda/ptx/swizzle.cuh"
+#include "backends/cuda/sm90/decode/params.h"
+#include "backends/cuda/sm90/decode/tile_config.h"
+
+namespace flashmask::sm90 {
+
+/// One configuration of the decode kernel: an element type and a row of kDecodeTiles.
+template <typename Element_, int kHeadDim_, int kHeadDimV_, int kSlots_>
+struct DecodeTraits {
+  using Element = Element_;
+  static constexpr DecodeTile kTile = decode_tile(kHeadDim_, kHeadDimV_);
+  static_assert(kTile.slots == kSlots_);
+  static constexpr int kQkDim = kHeadDim_, kVDim = kHeadDimV_;
+  static_assert(kQkDim % 64 == 0 && kVDim % 64 == 0, "rows lie in blocks of 64 columns");
+  static constexpr int kRows = cuda::kPackedRows, kKeys = cuda::kBlockKeys;
+  /// A slot has a part of a tile's keys, or of its values, for the same number of keys.
+  static constexpr int kSlots = kTile.slots, kParts = kTile.parts, kSlotKeys = kKeys / kParts;
+  static_assert(kParts == 1 || kParts == 2);
+  static_assert(kSlots >= kParts, "a tile has to fit");
+  static constexpr int kQkBlocks = kQkDim / 64, kVBlocks = kVDim / 64;
+  static constexpr uint32_t kKeyPartBytes = kSlotKeys * kQkBlocks * 128, kValuePartBytes = kSlotKeys * kVBlocks * 128;
+  static constexpr int kConsumerThreads = 128, kThreads = kConsumerThreads + 128;
+  static constexpr int kKeyWarp = 4, kValueWarp = 5, kMaskWarp = 6, kQueryWarp = 7;
+  static constexpr int kCtas = kTile.ctas;  ///< a multiprocessor has
+  /// Registers of a thread where several CTAs share them, after the warpgroups have exchanged them.
+  static constexpr int kConsumerRegisters = 168, kOtherRegisters = 88;
+  static constexpr bool kExchangesRegisters = kCtas > 1;
+  static_assert(kCtas * 128 * (kConsumerRegisters + kOtherRegisters) <= kRegistersOfBlock || kCtas == 1);
+  static constexpr int kWorks = 4, kTiles = 4, kMasks = kTile.masks, kQueries = kTile.queries;
+  static constexpr bool kOverlaps = kTile.overlaps;
+  static_assert(!kOverlaps || kSlots > kParts, "products of two tiles are under way");
+
+  using Scores = cuda::Accumulators<kRows, kKeys>;
+  using Outputs = cuda::Accumulators<kRows, kVDim>;
+  using HalfProbabilities = cuda::PackedFragments<kKeys / 2>;
+};
+
+/// The producer's announcement of a unit's part in a share: `tiles` live key blocks, or kEnd.
+struct Work {
+  static constexpr int32_t kEnd = -1;
+  int32_t tiles;
+  int32_t kv_head;
+  cuda::RowTile tile;
+  int32_t first_share, last_share;  ///< the unit's; one and the same: the result is final
+  int32_t partial;                  ///< the place of the result if it is not
+  int32_t unused;
+};
+
+/// The producer's announcement of a tile. A key block past the last is of a unit that has none: all of it is hidden.
+struct KeyTile {
+  static constexpr uint32_t kMasked = 1u << 31;  ///< the mask warp has bits for it
+  uint32_t code;
+  __device__ __forceinline__ static KeyTile make(int32_t block, bool masked) {
+    return {static_cast<uint32_t>(block) | (masked ? kMasked : 0)};
+  }
+  __device__ __forceinline__ int32_t first_key() const {
+    return static_cast<int32_t>(code & ~kMasked) * cuda::kBlockKeys;
+  }
+  __device__ __forceinline__ bool is_masked() const { return code & kMasked; }
+};
+
+/// The findings of a mask warp about a tile.
+struct TileMask {
+  cuda::MaskBits<cuda::kPackedRows> bits;  ///< by row of the call, not by packed row
+  int32_t positions[cuda::kBlockKeys];     ///< the keys', if ALiBi needs them
+};
+
+template <typename Traits>
+struct DecodeShared {
+  using Element = typename Traits::Element;
+  alignas(1024) Element q[Traits::kQueries][Traits::kRows * Traits::kQkBlocks * 64];
+  alignas(1024) Element k[Traits::kSlots][Traits::kSlotKeys * Traits::kQkBlocks * 64];
+  alignas(1024) Element v[Traits::kSlots][Traits::kSlotKeys * Traits::kVBlocks * 64];
+  TileMask masks[Traits::kMasks];
+  Work works[Traits::kWorks];
+  KeyTile tiles[Traits::kTiles];
+  uint64_t k_full[Traits::kSlots], k_empty[Traits::kSlots];
+  uint64_t v_full[Traits::kSlots], v_empty[Traits::kSlots];
+  uint64_t work_full[Traits::kWorks], work_empty[Traits::kWorks];
+  uint64_t tile_full[Traits::kTiles], tile_empty[Traits::kTiles];
+  uint64_t mask_full[Traits::kMasks], mask_empty[Traits::kMasks];
+  uint64_t q_full[Traits::kQueries], q_empty[Traits::kQueries];
+  uint32_t arrived;
+};
+
+/// True if a mask warp's word is needed for a tile whatever its class: distances of positions are ALiBi's.
+__device__ __forceinline__ bool needs_positions(const DecodeParams& p) {
+  return p.alibi.is_set() && (p.call.q_pos.defined() || p.call.tail_depth.defined());
+}
+
+/// The view of an announced request.
+__device__ __forceinline__ SequenceView sequence_of(const DecodeParams& p, const cuda::RowTile& tile) {
+  return SequenceView(p.call, tile.request,
+                      {{tile.rows_begin, tile.rows_count}, tile.first_entry, tile.keys, tile.tail});
+}
+
+}  // namespace flashmask::sm90

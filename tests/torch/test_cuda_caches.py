@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over KV caches on a GPU: against the CPU's, in CUDA graphs, and what is refused. Needs
+FLASHMASK_TEST_DEVICE=cuda."""
+
+import json
+
+import pytest
+import torch
+from devices import cuda_only
+from flashmask import masks
+from flashmask.errors import UnsupportedError
+from flashmask.inference import CachePlan, KvCache, SequenceMask, append_kv, explain, flashmask_with_kvcache
+
+pytestmark = cuda_only
+FOR_GOOD = 2**31 - 1
+PAGE, PAGES = 16, 40
+
+
+def draw(batch=4, heads_kv=2, group=4, dim=64, rows=3, dtype=torch.bfloat16):
+    k, v = (torch.randn(PAGES, PAGE, heads_kv, dim).to(dtype) for _ in range(2))
+    table = torch.randperm(PAGES).view(batch, -1).int()
+    q = torch.randn(batch, rows, heads_kv * group, dim).to(dtype)
+    return q, k, v, table
+
+
+def on(device, q, k, v, table, lengths):
+    return q.to(device), KvCache(k.to(device), v.to(device), table.to(device), lengths.to(device))
+
+
+def some_masks(k):
+    bounds = torch.randint(0, 160, (PAGES, PAGE, 1, 1), dtype=torch.int32)
+    bounds[torch.rand(bounds.shape) < 0.6] = FOR_GOOD
+    tail, depth = masks.draft_tree(torch.tensor([[-1, 0, 0]] * 4))
+    return {
+        "causal": SequenceMask(),
+        "window": SequenceMask(window_size=(20, 0)),
+        "bounds": SequenceMask(bounds=bounds, key_layout="pages"),
+        "tree": SequenceMask(tail=tail, tail_depth=depth, window_size=(50, 0)),
+    }
+
+
+def moved(mask, device):
+    names = ("bounds", "tail", "tail_lens", "tail_depth", "q_pos", "k_pos")
+    tensors = {name: None if getattr(mask, name) is None else getattr(mask, name).to(device) for name in names}
+    return SequenceMask(mask.causal, mask.window_size, **tensors, key_layout=mask.key_layout)
+
+
+@pytest.mark.parametrize("name", ["causal", "window", "bounds", "tree"])
+def test_the_cpu_gives_the_same(name):
+    q, k, v, table = draw()
+    lengths = torch.tensor([160, 0, 2, 77], dtype=torch.int32)
+    mask = some_masks(k)[name]
+    want, want_lse = flashmask_with_kvcache(
+        q.float(), KvCache(k.float(), v.float(), table, lengths), mask, return_softmax_lse=True
+    )
+    device_q, cache = on("cuda", q, k, v, table, lengths)
+    out, lse = flashmask_with_kvcache(device_q, cache, moved(mask, "cuda"), return_softmax_lse=True)
+    torch.testing.assert_close(out.cpu().float(), want, atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(lse.cpu(), want_lse, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["causal", "bounds", "tree"])
+def test_one_graph_serves_all_lengths(name):
+    q, k, v, table = draw()
+    lengths = torch.full((4,), 160, dtype=torch.int32)
+    device_q, cache = on("cuda", q, k, v, table, lengths)
+    mask = moved(some_masks(k)[name], "cuda")
+    plan, out = CachePlan(4, 12, 160, 8, 2, 64, device="cuda"), torch.empty_like(device_q)
+    plan.update(mask, cache, rows=3)
+    flashmask_with_kvcache(device_q, cache, mask, plan, out=out)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):  # fails if anything is read back
+        plan.update(mask, cache, rows=3)
+        flashmask_with_kvcache(device_q, cache, mask, plan, out=out)
+    for _ in range(8):
+        cache.seqlens.copy_(torch.randint(0, 161, (4,)))
+        cache.page_table.copy_(torch.randperm(PAGES).view(4, -1))
+        device_q.normal_()
+        graph.replay()
+        assert torch.equal(out, flashmask_with_kvcache(device_q, cache, mask))
+
+
+def test_bits_do_not_depend_on_pages_or_ctas():
+    q, k, v, table = draw()
+    lengths = torch.tensor([160, 5, 99, 128], dtype=torch.int32)
+    device_q, cache = on("cuda", q, k, v, table, lengths)
+    want = flashmask_with_kvcache(device_q, cache)
+    gathered = [x.to("cuda")[table.long().to("cuda")].view(4, 160, 2, 64).contiguous() for x in (k, v)]
+    for other in (
+        KvCache(*gathered, seqlens=cache.seqlens),
+        KvCache(*(x.view(640, 1, 2, 64) for x in gathered), torch.arange(640, device="cuda").int().view(4, 160),
+                cache.seqlens),
+        KvCache(*(x.view(20, 32, 2, 64).transpose(1, 2).contiguous() for x in gathered),
+                torch.arange(20, device="cuda").int().view(4, 5), cache.seqlens, layout="HND"),
+    ):  # fmt: skip
+        assert torch.equal(want, flashmask_with_kvcache(device_q, other))
+    assert torch.equal(want, flashmask_with_kvcache(device_q, cache, max_ctas=3))
+
+
+def test_two_streams_with_a_plan_each():
+    q, k, v, table = draw()
+    streams, results = [torch.cuda.Stream() for _ in range(2)], []
+    for n, stream in enumerate(streams):
+        device_q, cache = on("cuda", q + n, k, v, table, torch.full((4,), 150, dtype=torch.int32))
+        plan = CachePlan(4, 12, 160, 8, 2, 64, device="cuda")
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            for _ in range(20):
+                plan.update(None, cache, rows=3)
+                out = flashmask_with_kvcache(device_q, cache, plan=plan)
+        results.append((out, device_q, cache))
+    torch.cuda.synchronize()
+    for out, device_q, cache in results:
+        assert torch.equal(out, flashmask_with_kvcache(device_q, cache))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float8_e4m3fn])
+def test_append_writes_what_the_cpu_writes(dtype):
+    k, v = (torch.zeros(PAGES, PAGE, 2, 24).to(dtype) for _ in range(2))
+    table, lengths = torch.randperm(PAGES).view(4, -1).int(), torch.tensor([3, 0, 160, 17], dtype=torch.int32)
+    scales = {n: torch.rand(PAGES, 1, 1) + 0.5 for n in ("k_scale", "v_scale")} if k.element_size() == 1 else {}
+    rows = [torch.randn(4, 5, 2, 24).to(torch.float32 if scales else dtype) for _ in range(2)]
+    kept = []
+    for device in ("cpu", "cuda"):
+        given = {name: x.to(device) for name, x in scales.items()}
+        cache = KvCache(k.clone().to(device), v.clone().to(device), table.to(device), lengths.to(device), **given)
+        append_kv(*(x.to(device) for x in rows), cache)
+        kept.append([x.cpu().view(torch.uint8) for x in (cache.k.contiguous(), cache.v.contiguous())])
+    assert all(torch.equal(a, b) for a, b in zip(*kept))
+
+
+def test_refusals_say_what_reads_the_cache():
+    q, k, v, table = draw()
+    device_q, cache = on("cuda", q, k, v, table, torch.full((4,), 9, dtype=torch.int32))
+    with pytest.raises(UnsupportedError, match="batch_invariant is set; backend 'cpu' gives it"):
+        flashmask_with_kvcache(device_q, cache, batch_invariant=True)
+    with pytest.raises(UnsupportedError, match="q is float32; cast to bfloat16 or float16"):
+        wide = KvCache(cache.k.float(), cache.v.float(), cache.page_table, cache.seqlens)
+        flashmask_with_kvcache(device_q.float(), wide)
+    plan = CachePlan(4, 12, 160, 8, 2, 64, device="cuda")
+    with pytest.raises(ValueError, match="the plan was never built"):
+        flashmask_with_kvcache(device_q, cache, plan=plan)
+    plan.update(None, cache, rows=3)
+    with pytest.raises(ValueError, match="the number of rows without it, is another"):
+        flashmask_with_kvcache(device_q[:, :2], cache, plan=plan)
+    with pytest.raises(ValueError, match="causal, window_size or the layout of the mask is another"):
+        flashmask_with_kvcache(device_q, cache, SequenceMask(window_size=(3, 0)), plan)
+
+
+def test_scratch_is_bounded_and_explained():
+    q, k, v, table = draw()
+    device_q, cache = on("cuda", q, k, v, table, torch.full((4,), 9, dtype=torch.int32))
+    assert CachePlan(4096, 4096, 8192, 32, 8, 128, device="cuda").bytes < 15e6
+    said = json.loads(explain(device_q, cache))
+    assert said["kernel"] == "sm90.decode.bf16.d64.dv64.s2" and "boxes of 16 keys by TMA" in said["pages"]
