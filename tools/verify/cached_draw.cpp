@@ -226,14 +226,21 @@ void sum_row(const CachedDraw& draw, const DrawnRequest& request, int64_t h, int
   double sum = sink == -kInfinity ? 0 : std::exp(sink - largest);
   const std::span<double> out =
       results.out.head(0, h).subspan(index(i, 1, 0, c.head_dim_v), static_cast<std::size_t>(c.head_dim_v));
+  std::vector<double> magnitudes(out.size());
   for (int64_t j = 0; j < request.keys; ++j) {
     if (!visible[j]) continue;
     const double weight = std::exp(scores[static_cast<std::size_t>(j)] - largest);
     sum += weight;
     const auto v = vector_at(request.v, j, c.heads_kv, hk, c.head_dim_v);
-    for (std::size_t n = 0; n < out.size(); ++n) out[n] += weight * request.v_scale[index(j, c.heads_kv, hk)] * v[n];
+    for (std::size_t n = 0; n < out.size(); ++n) {
+      const double term = weight * request.v_scale[index(j, c.heads_kv, hk)] * v[n];
+      out[n] += term;
+      magnitudes[n] += std::fabs(term);
+    }
   }
   for (double& x : out) x = sum == 0 ? 0 : x / sum;
+  double& most = results.sums[static_cast<std::size_t>(h)];
+  for (const double x : magnitudes) most = std::max(most, sum == 0 ? 0 : x / sum);
   results.lse.head(0, h)[static_cast<std::size_t>(i)] = sum == 0 ? -kInfinity : largest + std::log(sum);
 }
 
@@ -312,7 +319,8 @@ bool CachedDraw::sees(const DrawnRequest& request, int64_t r, int64_t j, int64_t
 RequestResults run_cached_oracle(const CachedDraw& draw, const DrawnRequest& request) {
   const CachedCase& c = draw.c;
   RequestResults results{HeadArray(1, c.heads_q, request.rows, c.head_dim_v), HeadArray(1, c.heads_q, request.rows, 1),
-                         std::vector<uint8_t>(static_cast<std::size_t>(c.heads_kv * request.rows * request.keys))};
+                         std::vector<uint8_t>(static_cast<std::size_t>(c.heads_kv * request.rows * request.keys)),
+                         std::vector<double>(static_cast<std::size_t>(c.heads_q))};
   for (int64_t h = 0; h < c.heads_q; ++h) {
     for (int64_t i = 0; i < request.rows; ++i) sum_row(draw, request, h, i, results);
   }

@@ -52,6 +52,7 @@ struct RequestResults {
   HeadArray out;                 ///< [1, heads_q, rows, head_dim_v]
   HeadArray lse;                 ///< [1, heads_q, rows, 1]
   std::vector<uint8_t> visible;  ///< [heads_kv, rows, keys]
+  std::vector<double> sums;      ///< [heads_q]: of the magnitudes that an element of out is the sum of, the largest
 };
 
 /// The oracle: sums over every key, in float64.

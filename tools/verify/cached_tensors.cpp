@@ -422,7 +422,7 @@ std::vector<std::byte> CachedTensors::lse_bits(std::size_t b) const {
 
 RequestResults CachedTensors::results(std::size_t b) const {
   const int64_t rows = draw_.requests[b].rows;
-  RequestResults results{HeadArray(1, c_.heads_q, rows, c_.head_dim_v), HeadArray(1, c_.heads_q, rows, 1), {}};
+  RequestResults results{HeadArray(1, c_.heads_q, rows, c_.head_dim_v), HeadArray(1, c_.heads_q, rows, 1), {}, {}};
   const std::vector<std::byte> out = out_bits(b), lse = lse_bits(b);
   int64_t at = 0;
   for (int64_t i = 0; i < rows; ++i) {

@@ -14,6 +14,7 @@
 #include "numerics/device_copies.h"
 #include "verify/cached_draw.h"
 #include "verify/cached_tensors.h"
+#include "verify/device_views.h"
 #include "verify/run_case.h"
 
 namespace flashmask::verify {
@@ -63,8 +64,10 @@ class CachedRun {
     check_threads(tensors, bits);
     check_plan(tensors, bits);
     check_placements(bits);
-    check_alone(bits);
-    check_last_rows(bits);
+    if (!on_device_) {  // on devices bits depend on the whole batch, as batch_invariant is not asked for
+      check_alone(bits);
+      check_last_rows(bits);
+    }
     check_append();
   }
 
@@ -75,22 +78,29 @@ class CachedRun {
   }
 
   Options call_options(const Features& features, int threads) const {
-    return {.softmax_scale = c_.given_scale, .threads = threads, .features = features, .backend = options_.backend};
+    return {.softmax_scale = c_.given_scale,
+            .threads = threads,
+            .max_ctas = on_device_ && threads != options_.threads ? threads : 0,
+            .features = features,
+            .backend = options_.backend};
   }
 
-  /// True if the backend takes the call; otherwise the verdict says why not. No tensor is read where they are said to
-  /// be on a device.
+  /// True if the backend takes the call; otherwise the verdict says why not.
   bool is_taken(const CachedTensors& tensors) {
-    CachedForwardArgs args = tensors.args();
-    Options call = call_options(tensors.features(), 1);
-    if (options_.backend == "cuda") {
-      for (TensorView* t : every_tensor(args, call.features)) t->device = numerics::kDevice;
-    }
-    const CachedExplanation explanation = explain_cached(args, call);
+    const CachedExplanation explanation = explanation_of(tensors);
     if (!explanation.backend.empty()) return true;
     for (const std::string& line : explanation.rejected)
       verdict_.skipped += (verdict_.skipped.empty() ? "" : "; ") + line;
     return false;
+  }
+  /// Reads no tensor where they are said to be on a device.
+  CachedExplanation explanation_of(const CachedTensors& tensors) const {
+    CachedForwardArgs args = tensors.args();
+    Options call = call_options(tensors.features(), 1);
+    if (on_device_) {
+      for (TensorView* t : every_tensor(args, call.features)) t->device = numerics::kDevice;
+    }
+    return explain_cached(args, call);
   }
   static std::vector<TensorView*> every_tensor(CachedForwardArgs& a, Features& features) {
     KvCacheView& cache = a.cache;
@@ -132,9 +142,20 @@ class CachedRun {
   }
 
   void call(const CachedForwardArgs& args, const Options& options, std::string_view which) {
+    if (on_device_) return call_on_device(args, options, which);
     PoisonedBytes workspace(cached_forward_workspace(args, options), static_cast<std::size_t>(c_.seed % 64));
     options_.implementation.cached_forward(args, workspace.bytes(), options);
     if (!workspace.guards_intact()) fail("workspace: the {} wrote outside of it", which);
+  }
+
+  void call_on_device(CachedForwardArgs args, Options options, std::string_view which) {
+    const DeviceViews copies(every_tensor(args, options.features));
+    numerics::DeviceWorkspace workspace(cached_forward_workspace(args, options),
+                                        static_cast<std::size_t>(c_.seed % 64));
+    options_.implementation.cached_forward(args, workspace.bytes(), options);
+    if (!workspace.guards_intact()) fail("workspace: the {} wrote outside of it", which);
+    copies.copy_back(args.out);
+    if (args.lse.defined()) copies.copy_back(args.lse);
   }
 
   std::vector<RequestBits> run_once(const CachedDraw& draw, CachedTensors& tensors, int threads,
@@ -165,22 +186,23 @@ class CachedRun {
     std::optional<HeadArray> plain;
     if (c_.dtype != DataType::kFloat32) plain = run_cached_plain(draw_, request, exact.visible);
     for (int64_t h = 0; h < c_.heads_q; ++h) {
-      check_head(b, h, got.out.head(0, h), exact.out.head(0, h), plain);
+      check_head(b, h, got.out.head(0, h), exact.out.head(0, h), exact.sums[static_cast<std::size_t>(h)], plain);
       for (int64_t i = 0; i < request.rows; ++i) check_lse(b, h, i, got, exact);
     }
   }
 
   /// The accuracy rule, and never less than the rounding of the largest number: of a few rows, or of one, the plain
-  /// implementation's error is a matter of luck.
-  double limit(const std::span<const double> exact, int64_t h, const std::optional<HeadArray>& plain) const {
+  /// implementation's error is a matter of luck. Sums may cancel: the limit follows what is summed, too.
+  double limit(const std::span<const double> exact, double largest_sum, int64_t h,
+               const std::optional<HeadArray>& plain) const {
     const double largest = largest_magnitude(exact);
-    if (!plain) return numerics::float32_limit(largest);
+    if (!plain) return numerics::float32_limit(largest, largest_sum);
     const double error = std::max(largest_error(plain->head(0, h), exact), numerics::rounding(c_.dtype, largest));
     return numerics::plain_limit(error);
   }
   void check_head(std::size_t b, int64_t h, std::span<const double> got, std::span<const double> exact,
-                  const std::optional<HeadArray>& plain) {
-    const double error = largest_error(got, exact), most = limit(exact, h, plain);
+                  double largest_sum, const std::optional<HeadArray>& plain) {
+    const double error = largest_error(got, exact), most = limit(exact, largest_sum, h, plain);
     if (error == 0) return;
     double& worst = verdict_.figures["out"];
     worst = std::max(worst, error / most);
@@ -213,11 +235,13 @@ class CachedRun {
       }
     }
     const int64_t wanted = keys * static_cast<int64_t>(element_size(c_.cache_dtype())) * (c_.head_dim + c_.head_dim_v);
+    if (on_device_) return;  // lengths are there
     const CachedExplanation said = explain_cached(tensors.args(), call_options(tensors.features(), 1));
     if (said.bytes_read != wanted)
       fail("explain_cached: {} bytes to be read; counted there are {}", said.bytes_read, wanted);
   }
 
+  /// Threads of a CPU, or CTAs of a GPU.
   void check_threads(CachedTensors& tensors, const std::vector<RequestBits>& bits) {
     for (const int threads : {1, 3})
       check_equal(run_once(draw_, tensors, threads, "run with other threads"), bits,
@@ -230,15 +254,31 @@ class CachedRun {
     CachedForwardArgs args = tensors.args();
     args.lse = {};
     CachedPlan plan{.capacities = capacities(), .buffer = {}, .device = {}};
-    PoisonedBytes buffer(cached_plan_bytes(plan.capacities, plan.device));
+    tensors.poison_outputs();
+    if (on_device_) {
+      run_planned_on_device(args, options, plan);
+    } else {
+      PoisonedBytes buffer(cached_plan_bytes(plan.capacities, plan.device));
+      plan.buffer = buffer.bytes();
+      build_cached_plan(args, plan, options);
+      args.plan = &plan;
+      call(args, options, "run with a plan");
+      if (!buffer.guards_intact()) fail("plan: something was written outside of its buffer");
+    }
+    const std::vector<RequestBits> got = bits_after(draw_, tensors, "run with a plan");
+    for (std::size_t b = 0; b < bits.size(); ++b) check_equal({got[b].out, bits[b].lse}, bits[b], b, "with a plan");
+  }
+  void run_planned_on_device(CachedForwardArgs args, Options options, CachedPlan& plan) {
+    const DeviceViews copies(every_tensor(args, options.features));
+    plan.device = numerics::kDevice;
+    numerics::DeviceWorkspace buffer(cached_plan_bytes(plan.capacities, plan.device), 0);
     plan.buffer = buffer.bytes();
     build_cached_plan(args, plan, options);
     args.plan = &plan;
-    tensors.poison_outputs();
-    call(args, options, "run with a plan");
+    options_.implementation.cached_forward(args, {}, options);
+    options_.implementation.cached_forward(args, {}, options);  // the plan serves all layers of a model
     if (!buffer.guards_intact()) fail("plan: something was written outside of its buffer");
-    const std::vector<RequestBits> got = bits_after(draw_, tensors, "run with a plan");
-    for (std::size_t b = 0; b < bits.size(); ++b) check_equal({got[b].out, bits[b].lse}, bits[b], b, "with a plan");
+    copies.copy_back(args.out);
   }
   CachedCapacities capacities() const {
     int64_t rows = 0, keys = 0;
@@ -278,6 +318,7 @@ class CachedRun {
   }
   void check_placement(const CachedPlacement& placement, const std::vector<RequestBits>& bits) {
     CachedTensors tensors(draw_, placement);
+    if (on_device_ && explanation_of(tensors).backend.empty()) return;
     const std::string which = fmt::format("{}, in pages of {}", tables_text(placement.tables), placement.page_size);
     check_equal(run_once(draw_, tensors, options_.threads, which), bits, which);
   }
@@ -315,13 +356,25 @@ class CachedRun {
     const bool by_slots = !tensors.args().cache.seqlens.defined() || c_.seed % 3 == 0;
     const bool loses_vectors = c_.bad && c_.vectors > 0 && !c_.in_pages();  // with the rows of pages that are not there
     if ((by_slots && !may_name_slots) || loses_vectors) return;
-    append_kv(tensors.append_args(by_slots), call_options({}, options_.threads));
+    append(tensors.append_args(by_slots));
     if (tensors.cache_bits() != CachedTensors(draw_, placement_).cache_bits())
       fail("append_kv: the cache has other bytes than one with the tokens in it{}", by_slots ? ", by slots" : "");
   }
 
+  void append(AppendArgs args) {
+    const Options options = call_options({}, options_.threads);
+    if (!on_device_) return append_kv(args, options);
+    KvCacheView& cache = args.cache;
+    const DeviceViews copies({&args.k, &args.v, &args.cu_seqlens, &args.slots, &args.bounds, &cache.k, &cache.v,
+                              &cache.page_table, &cache.page_indptr, &cache.page_indices, &cache.seqlens,
+                              &cache.k_scale, &cache.v_scale, &args.mask.bounds});
+    append_kv(args, options);
+    for (const TensorView* written : {&cache.k, &cache.v, &args.mask.bounds}) copies.copy_back(*written);
+  }
+
   const CachedCase& c_;
   const RunOptions& options_;
+  const bool on_device_ = options_.backend == "cuda";
   Verdict& verdict_;
   const CachedDraw draw_;
   const CachedPlacement placement_;
