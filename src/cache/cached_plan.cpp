@@ -26,7 +26,7 @@ constexpr uint64_t kMagic = 0x666d2d6361636865u;
 
 /// Properties of a call that a plan remembers, by their names in errors. k and v differ by layer, and q by call.
 constexpr const char* kNames[] = {"the cache's dtype",
-                                  "cu_seqlens_q, or the number of rows without it,",
+                                  "cu_seqlens_q",
                                   "the shape of cache.k",
                                   "the shape of cache.v",
                                   "page_table",
@@ -41,6 +41,8 @@ constexpr const char* kNames[] = {"the cache's dtype",
                                   "mask.k_pos",
                                   "causal, window_size or the layout of the mask",
                                   "batch_invariant or split_size"};
+/// Index of the digest of the rows.
+constexpr std::size_t kRows = 1;
 using Digests = decltype(CachedPlan::built_for);
 static_assert(std::size(kNames) == std::tuple_size_v<Digests>);
 
@@ -223,7 +225,8 @@ void check_is_built_for(const CachedPlan& plan, const CachedProblem& problem) {
   const Digests now = digests_of(problem);
   for (std::size_t n = 0; n < now.size(); ++n) {
     if (now[n] != plan.built_for[n])
-      throw_invalid(kNames[n], " is another than when the plan was built; build it again (plan.update)");
+      throw_invalid(n == kRows && !problem.is_packed() ? "the number of rows (rows of plan.update)" : kNames[n],
+                    " is another than when the plan was built; build it again (plan.update)");
   }
 }
 

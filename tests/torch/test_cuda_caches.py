@@ -142,7 +142,7 @@ def test_refusals_say_what_reads_the_cache():
     with pytest.raises(ValueError, match="the plan was never built"):
         flashmask_with_kvcache(device_q, cache, plan=plan)
     plan.update(None, cache, rows=3)
-    with pytest.raises(ValueError, match="the number of rows without it, is another"):
+    with pytest.raises(ValueError, match="the number of rows .rows of plan.update. is another"):
         flashmask_with_kvcache(device_q[:, :2], cache, plan=plan)
     with pytest.raises(ValueError, match="causal, window_size or the layout of the mask is another"):
         flashmask_with_kvcache(device_q, cache, SequenceMask(window_size=(3, 0)), plan)

@@ -58,7 +58,8 @@ BackendInfo CudaBackend::info() const {
 
 std::vector<KernelInfo> CudaBackend::kernels() const {
   std::vector<KernelInfo> all = cuda::plan_kernels(/*has_positions=*/true);
-  for (const KernelInfo& kernel : cuda::work_plan_kernels()) all.push_back(kernel);
+  for (const std::vector<KernelInfo>& more : {cuda::work_plan_kernels(), cuda::append_kernels()})
+    all.insert(all.end(), more.begin(), more.end());
   for (const cuda::KernelSet* set : cuda::kernel_sets()) {
     const std::vector<KernelInfo> own = set->kernels();
     all.insert(all.end(), own.begin(), own.end());

@@ -6,9 +6,11 @@
 #include <cuda_fp8.h>
 
 #include "backends/cuda/device/launch_overlap.cuh"
+#include "backends/cuda/host/kernel_info.h"
 #include "backends/cuda/host/launch_chain.h"
 #include "call/sequence_view.h"
 #include "common/arithmetic.h"
+#include "common/message.h"
 
 namespace flashmask::cuda {
 namespace {
@@ -209,6 +211,13 @@ void launch_append(const AppendProblem& a) {
   LaunchChain(static_cast<cudaStream_t>(p.stream), LaunchChain::kOverlapPrevious)
       .launch("launch of the kernel that appends to a cache", kernel_of(p),
               ceil_div(params.all_rows * p.heads_kv, int64_t{kWarps}), kThreads, params);
+}
+
+std::vector<KernelInfo> append_kernels() {
+  std::vector<KernelInfo> all;
+  for (const char* what : {"16", "32", "64", "f32_e4m3", "bf16_e4m3", "f16_e4m3"})
+    all.push_back(named({.id = message("sm90.cache.append_", what), .op = "cache", .threads = kThreads}));
+  return all;
 }
 
 }  // namespace flashmask::cuda

@@ -112,8 +112,8 @@ void launch_work_plan(const WorkPlan& plan, const CachedProblem& p, LaunchChain&
 }
 
 std::vector<KernelInfo> work_plan_kernels() {
-  return {named({.id = "sm90.plan.cache_blocks", .op = "plan", .threads = kClassifyCachedThreads}),
-          named({.id = "sm90.plan.cache_shares", .op = "plan", .threads = kDivideThreads})};
+  return {named({.id = "sm90.plan.cache_blocks", .op = "cache", .threads = kClassifyCachedThreads}),
+          named({.id = "sm90.plan.cache_shares", .op = "cache", .threads = kDivideThreads})};
 }
 
 }  // namespace flashmask::cuda
