@@ -21,6 +21,7 @@ class AbsentBackend final : public Backend {
   Device::Kind device_kind() const override { return Device::Kind::kCuda; }
   bool has_device(const Device&) const override { return false; }
   Prepared prepare(const Problem&) const override { return Refusal{kAbsent}; }
+  PreparedCached prepare_cached(const CachedProblem&) const override { return Refusal{kAbsent}; }
   void build_plan(const MaskView&, std::span<std::byte>, const Device&, void*) const override {
     throw_absent("build_plan");
   }

@@ -28,9 +28,7 @@ class Backend {
   /// The call configured, or why this backend does not take it. Reads shapes, strides and addresses, no contents.
   virtual Prepared prepare(const Problem& problem) const = 0;
   /// A call over a cache, likewise.
-  virtual PreparedCached prepare_cached(const CachedProblem&) const {
-    return Refusal{"reads no KV cache; backend 'cpu' does, in host memory"};
-  }
+  virtual PreparedCached prepare_cached(const CachedProblem& problem) const = 0;
   /// Chosen by "auto" when it takes the call; otherwise only by name.
   virtual bool automatic() const { return true; }
   /// Kernels compiled in, whatever this machine can run.

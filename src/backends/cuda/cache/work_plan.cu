@@ -12,13 +12,13 @@
 using flashmask::CachedView, flashmask::cuda::WorkPlan;
 
 extern "C" __global__ void __launch_bounds__(flashmask::cuda::kClassifyCachedThreads)
-    flashmask_sm90_plan_cache_blocks(const __grid_constant__ WorkPlan plan, const __grid_constant__ CachedView call,
-                                     int32_t half_words) {
+    flashmask_sm90_cache_blocks(const __grid_constant__ WorkPlan plan, const __grid_constant__ CachedView call,
+                                int32_t half_words) {
   flashmask::cuda::classify_blocks(plan, call, half_words);
 }
 
 extern "C" __global__ void __launch_bounds__(flashmask::cuda::kDivideThreads)
-    flashmask_sm90_plan_cache_shares(const __grid_constant__ WorkPlan plan, const __grid_constant__ CachedView call) {
+    flashmask_sm90_cache_shares(const __grid_constant__ WorkPlan plan, const __grid_constant__ CachedView call) {
   flashmask::cuda::divide_work(plan, call);
 }
 
@@ -104,16 +104,16 @@ CachedCapacities capacities_of(const CachedProblem& p) {
 void launch_work_plan(const WorkPlan& plan, const CachedProblem& p, LaunchChain& chain) {
   if (plan.has_classes) {
     const int64_t words = std::min<int64_t>(plan.words, ceil_div(p.capacity, kKeysOfWord));
-    chain.launch("launch of the kernel that classifies a cache's blocks", &flashmask_sm90_plan_cache_blocks,
+    chain.launch("launch of the kernel that classifies a cache's blocks", &flashmask_sm90_cache_blocks,
                  2 * words * p.batch, kClassifyCachedThreads, plan, p.view, static_cast<int32_t>(2 * words));
   }
-  chain.launch("launch of the kernel that divides work over a cache", &flashmask_sm90_plan_cache_shares, 1,
-               kDivideThreads, plan, p.view);
+  chain.launch("launch of the kernel that divides work over a cache", &flashmask_sm90_cache_shares, 1, kDivideThreads,
+               plan, p.view);
 }
 
 std::vector<KernelInfo> work_plan_kernels() {
-  return {named({.id = "sm90.plan.cache_blocks", .op = "cache", .threads = kClassifyCachedThreads}),
-          named({.id = "sm90.plan.cache_shares", .op = "cache", .threads = kDivideThreads})};
+  return {named({.id = "sm90.cache.blocks", .op = "cache", .threads = kClassifyCachedThreads}),
+          named({.id = "sm90.cache.shares", .op = "cache", .threads = kDivideThreads})};
 }
 
 }  // namespace flashmask::cuda
