@@ -6,7 +6,7 @@ import csv
 import io
 
 from benchmarks import cell_bars, receipts
-from benchmarks.report import missed_bars, sections, unreceipted_peers
+from benchmarks.report import decode_page, missed_bars, sections, unreceipted_peers
 from benchmarks.report.comparison import (
     COLUMNS,
     DIRECTIONS,
@@ -378,6 +378,8 @@ def pages(cases, topics):
     if of_tests := sections.tests(topics):
         lines = [*page_head("Tests on a GPU", "What passed, failed and was skipped."), *of_tests]
         add("tests.md", "Tests on a GPU", "`scripts/gpu-check tests`", lines)
+    lines = [*page_head("Decode over paged caches", "Hopper's kernels over caches."), *decode_page.lines()]
+    add("decode.md", "Decode over paged caches", "`python -m benchmarks.measure.gpu.decode`", lines)
     lines = [*page_head("On the CPU", "The CPU backend beside PyTorch."), *sections.cpu_section()]
     add("cpu.md", "On the CPU", "`python -m benchmarks.measure.cpu_vs_torch`", lines)
     made |= {PAGE: read(own, others, topics), INDEX: index(names)}
