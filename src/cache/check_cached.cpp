@@ -112,6 +112,7 @@ CachedProblem check_cached(const CachedForwardArgs& args, const Options& options
   refuse_features(options.features);
   check_split_size(args.split_size);
   CachedProblem p;
+  p.kernels = options.kernels;
   p.batch_invariant = args.batch_invariant;
   p.split_size = args.split_size;
   p.q = args.q;

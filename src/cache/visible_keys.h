@@ -43,8 +43,6 @@ class VisibleKeys {
     return any;
   }
 
-  auto reach(int64_t first_row, int64_t count) const { return s_.reach(first_row, count); }
-
  private:
   /// Bits [begin, end) of a word, wherever they lie.
   static uint64_t range(int64_t begin, int64_t end) {

@@ -19,6 +19,7 @@ struct CachedProblem : CommonOptions {
   int64_t page_size = 0, pages = 0;
   DataType dtype = DataType::kNone, cache_dtype = DataType::kNone;
   Device device{};
+  std::string_view kernels = "auto";  ///< as Options::kernels, in whose memory it is
   bool batch_invariant = false;
   int64_t split_size = kDefaultSplitSize;
 

@@ -700,6 +700,19 @@ class DrawnAppend {
       seqlens_;
 };
 
+TEST(CachePlan, TooLargeAPlanIsRefused) {
+  CachedCapacities c{.max_batch = 64, .max_rows = 4096, .max_keys = 1 << 20, .heads_q = 32, .heads_kv = 8};
+  EXPECT_EQ(cuda::WorkPlanLayout::refusal(c), "");
+  for (int64_t CachedCapacities::* each :
+       {&CachedCapacities::max_batch, &CachedCapacities::max_rows, &CachedCapacities::max_keys}) {
+    for (const int64_t much : {int64_t{1} << 40, INT64_MAX}) {
+      CachedCapacities large = c;
+      large.*each = much;
+      EXPECT_NE(cuda::WorkPlanLayout::refusal(large).find(std::to_string(much)), std::string::npos);
+    }
+  }
+}
+
 TEST(CacheAppend, SameBytesAsTheHost) {
   int64_t written = 0;
   for (uint64_t n = 0; n < 600; ++n) {

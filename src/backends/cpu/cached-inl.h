@@ -136,7 +136,7 @@ class VisibleTiles {
         heads_(differs_by_head(p.mask) ? rows.heads : 1),
         first_row_(sequence.first_row() + rows.first / p.group_size()),
         row_count_((rows.first + rows.count - 1) / p.group_size() - rows.first / p.group_size() + 1) {
-    const auto [reach_begin, reach_end] = visible_.reach(first_row_, row_count_);
+    const auto [reach_begin, reach_end] = sequence_.reach(first_row_, row_count_);
     next_ = begin + std::max<int64_t>(reach_begin - begin, 0) / kCachedKeys * kCachedKeys;
     last_ = std::min(end, reach_end);
     end_ = end;

@@ -75,9 +75,10 @@ Prepared CudaBackend::prepare(const Problem& p) const {
 }
 
 /// The kernel set of calls over caches on a device, or why there is none.
-std::variant<Refusal, const cuda::KernelSet*> cache_kernels(const Device& device) {
+std::variant<Refusal, const cuda::KernelSet*> cache_kernels(const Device& device, std::string_view wanted = "auto") {
   Problem where{};
   where.device = device;
+  where.kernels = wanted;
   auto set = cuda::kernel_set_for(where);
   if (std::holds_alternative<Refusal>(set)) return set;
   const cuda::KernelSet& found = *std::get<const cuda::KernelSet*>(set);
@@ -96,7 +97,7 @@ const cuda::KernelSet& require_cache_kernels(const Device& device) {
 
 PreparedCached CudaBackend::prepare_cached(const CachedProblem& p) const {
   if (p.device.kind != Device::Kind::kCuda) return Refusal{"takes CUDA tensors only"};
-  auto set = cache_kernels(p.device);
+  auto set = cache_kernels(p.device, p.kernels);
   if (auto* refusal = std::get_if<Refusal>(&set)) return std::move(*refusal);
   return std::get<const cuda::KernelSet*>(set)->prepare_cached(p);
 }

@@ -10,6 +10,8 @@
 
 #include <cstdint>
 
+#include "mask/rules.h"
+
 namespace flashmask::cuda {
 
 inline constexpr int kPackedRows = 64, kBlockKeys = 128;
@@ -47,17 +49,9 @@ struct Share {
 static_assert(sizeof(Share) == 96);
 
 /// The first of all `blocks` that is share `n`'s, of `shares`.
-#if defined(__CUDACC__)
-__host__ __device__
-#endif
-    inline int64_t first_block_of(int64_t n, int64_t blocks, int64_t shares) {
-  return n * blocks / shares;
-}
+FLASHMASK_RULE int64_t first_block_of(int64_t n, int64_t blocks, int64_t shares) { return n * blocks / shares; }
 /// The share that a block is in.
-#if defined(__CUDACC__)
-__host__ __device__
-#endif
-    inline int64_t share_of(int64_t block, int64_t blocks, int64_t shares) {
+FLASHMASK_RULE int64_t share_of(int64_t block, int64_t blocks, int64_t shares) {
   return ((block + 1) * shares - 1) / blocks;
 }
 
@@ -69,7 +63,7 @@ struct WorkPlan {
   int32_t* live;        ///< [tile slots, heads of masks]: live blocks, with class bits
   uint32_t* live_bits;  ///< [tile slots, heads of masks, words]
   uint32_t* full_bits;  ///< likewise: blocks that need no masking
-  float* partials;      ///< [2 * most_shares]: results of units that lie in several shares, see PartialPlace
+  float* partials;      ///< [2 * most_shares]: results of units that lie in several shares, see partial_floats
   int32_t words;        ///< words of a list
   int32_t mask_heads;   ///< 1, or heads_kv where vectors differ by head
   int32_t most_shares;
@@ -83,9 +77,6 @@ struct WorkPlan {
 
 /// Floats of a partial result of 64 rows: each row's sum of weighted values, its largest score (log2) and its weights'
 /// sum.
-struct PartialPlace {
-  int32_t head_dim_v;
-  constexpr int64_t floats() const { return int64_t{kPackedRows} * (head_dim_v + 2); }
-};
+constexpr int partial_floats(int head_dim_v) { return kPackedRows * (head_dim_v + 2); }
 
 }  // namespace flashmask::cuda

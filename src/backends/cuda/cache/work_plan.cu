@@ -8,6 +8,7 @@
 #include "backends/cuda/host/kernel_info.h"
 #include "call/workspace.h"
 #include "common/arithmetic.h"
+#include "common/message.h"
 
 using flashmask::CachedView, flashmask::cuda::WorkPlan;
 
@@ -31,6 +32,13 @@ constexpr int64_t kKeysOfWord = kBlockKeys * kBlocksOfWord;
 int64_t tile_rows(int64_t group) { return std::max<int64_t>(kPackedRows / group, 1); }
 int64_t head_parts(int64_t group) { return ceil_div(group, int64_t{kPackedRows}); }
 
+/// Slots for the row tiles of any rows that fit.
+int64_t tile_slots(const CachedCapacities& c) {
+  const int64_t group = c.heads_q / c.heads_kv, parts = head_parts(group);
+  if (parts == 1) return c.max_rows / tile_rows(group) + c.max_batch;
+  return checked_product(c.max_rows, parts).value_or(INT64_MAX);
+}
+
 /// True if more than a band and tail bits says which blocks are live.
 bool has_classes(const CachedProblem& p) {
   return p.mask.bounds.defined() || p.mask.q_pos.defined() || p.mask.tail_depth.defined();
@@ -53,9 +61,21 @@ int64_t WorkPlanLayout::take(int64_t bytes) {
   return at;
 }
 
+std::string WorkPlanLayout::refusal(const CachedCapacities& c) {
+  constexpr int64_t kMost = INT32_MAX, kMostBytes = int64_t{1} << 40;
+  if (c.max_rows <= kMost && c.max_batch <= kMost) {
+    const int64_t slots = tile_slots(c);
+    const auto bytes = checked_product(slots, c.heads_kv, ceil_div(c.max_keys, kKeysOfWord), 8);
+    if (slots <= kMost / c.heads_kv && bytes && *bytes <= kMostBytes) return "";
+  }
+  return message("a plan for ", c.max_batch, " requests, ", c.max_rows, " rows, ", c.max_keys,
+                 " keys of a request and ", c.heads_kv,
+                 " key heads is too large; row tiles times key heads must be below 2^31, and its bits of "
+                 "blocks of 128 keys at most 2^40 bytes");
+}
+
 WorkPlanLayout::WorkPlanLayout(const CachedCapacities& c, const WorkPlaces& places)
-    : places_(places), group_(c.heads_q / c.heads_kv), heads_kv_(c.heads_kv) {
-  tile_slots_ = head_parts(group_) > 1 ? c.max_rows * head_parts(group_) : c.max_rows / tile_rows(group_) + c.max_batch;
+    : places_(places), tile_slots_(tile_slots(c)), group_(c.heads_q / c.heads_kv), heads_kv_(c.heads_kv) {
   words_ = ceil_div(c.max_keys, kKeysOfWord);
   const int64_t lists = tile_slots_ * heads_kv_, bits = lists * words_ * 4, shares = places.shares;
   shares_ = take(shares * static_cast<int64_t>(sizeof(Share)));
@@ -64,7 +84,7 @@ WorkPlanLayout::WorkPlanLayout(const CachedCapacities& c, const WorkPlaces& plac
   live_ = take(lists * 4);
   live_bits_ = take(bits);
   full_bits_ = take(bits);
-  partials_ = take(2 * shares * PartialPlace{places.head_dim_v}.floats() * 4);
+  partials_ = take(2 * shares * int64_t{partial_floats(places.head_dim_v)} * 4);
 }
 
 WorkPlan WorkPlanLayout::at(std::byte* memory, const CachedProblem& p) const {

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "backends/cuda/cache/work.h"
@@ -23,7 +24,10 @@ struct WorkPlaces {
 /// Layout of a plan in device memory: sizes follow from capacities alone.
 class WorkPlanLayout {
  public:
+  /// `capacities` have no refusal().
   WorkPlanLayout(const CachedCapacities& capacities, const WorkPlaces& places);
+  /// Why the kernels cannot count in such a plan; empty if they can.
+  static std::string refusal(const CachedCapacities& capacities);
 
   int64_t bytes() const { return bytes_; }
   /// The plan at `memory`, aligned to kWorkspaceAlignment, for calls with the problem's mask.

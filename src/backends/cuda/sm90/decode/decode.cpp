@@ -24,6 +24,7 @@
 #include "backends/cuda/sm90/decode/tile_config.h"
 #include "call/workspace.h"
 #include "common/message.h"
+#include "common/tensor_checks.h"
 
 namespace flashmask::sm90 {
 namespace {
@@ -91,6 +92,16 @@ std::string tensors_refusal(const CachedProblem& p) {
   return "";
 }
 
+/// Why the kernels cannot count the elements of the call's slopes in 32 bits; empty if they can, or there are none.
+std::string slopes_refusal(const CachedProblem& p) {
+  const TensorView& slopes = p.features.alibi_slopes;
+  if (!slopes.defined()) return "";
+  int64_t last = 0;
+  for (int d = 0; d < slopes.rank; ++d) last += (slopes.shape[d] - 1) * slopes.stride[d];
+  if (last < int64_t{1} << 32) return "";
+  return message("alibi_slopes is ", describe(slopes), "; its strides must reach less than 2^32 elements");
+}
+
 /// Why the call is not taken whatever its head dims.
 std::string refusal(const CachedProblem& p) {
   if (std::ranges::find(cuda::kDataTypes, p.dtype) == std::end(cuda::kDataTypes))
@@ -99,9 +110,15 @@ std::string refusal(const CachedProblem& p) {
     return message("the cache is ", name(p.cache_dtype), "; backend 'cpu' reads it, in host memory");
   if (p.batch_invariant) return "batch_invariant is set; backend 'cpu' gives it, in host memory";
   if (p.pages > INT32_MAX) return message("the cache has ", p.pages, " pages; it must have less than 2^31");
-  constexpr int64_t kMostRequests = int64_t{1} << 20;
+  constexpr int64_t kMostRequests = int64_t{1} << 20, kMostKeys = int64_t{1} << 30;
   if (p.batch > kMostRequests)
     return message("the call has ", p.batch, " requests; it must have at most ", kMostRequests);
+  if (p.capacity > kMostKeys)
+    return message("a request has room for ", p.capacity, " keys; it must be at most ", kMostKeys);
+  if (std::string why = slopes_refusal(p); !why.empty()) return why;
+  if (!p.plan) {
+    if (std::string why = cuda::WorkPlanLayout::refusal(cuda::capacities_of(p)); !why.empty()) return why;
+  }
   return tensors_refusal(p);
 }
 
@@ -204,6 +221,7 @@ cuda::WorkPlanLayout planned_layout(const CachedCapacities& c, const Device& dev
   if (!tile)
     throw_unsupported("head_dim ", c.head_dim, " with head_dim_v ", c.head_dim_v,
                       "; the kernels over caches take multiples of 8, at most 256 / 256");
+  if (const std::string why = cuda::WorkPlanLayout::refusal(c); !why.empty()) throw_unsupported(why);
   return {c, DecodeCall::places_of(device, *tile)};
 }
 

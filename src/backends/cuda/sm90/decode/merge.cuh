@@ -37,7 +37,7 @@ __device__ __forceinline__ RowEnd end_row(float largest, float sum, float sink) 
 template <typename Traits>
 class PartialResults {
  public:
-  static constexpr int kColumns = Traits::kVDim, kFloats = Traits::kRows * (kColumns + 2);
+  static constexpr int kColumns = Traits::kVDim, kFloats = cuda::partial_floats(kColumns);
   /// Floats: packed rows of weighted values, then largest scores, then sums of weights.
   __device__ __forceinline__ static float* values(const DecodeParams& p, int32_t partial) {
     return p.plan.partials + int64_t{partial} * kFloats;
