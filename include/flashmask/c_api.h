@@ -400,7 +400,7 @@ FLASHMASK_API fm_status fm_cached_forward(const fm_cached_args* args, void* work
 /* Bytes of plan->buffer on options->device, from the capacities alone. */
 FLASHMASK_API fm_status fm_cached_plan_bytes(const fm_cached_plan* plan, const fm_options* options, size_t* bytes);
 /* build_cached_plan in kv_cache.h: fills plan->buffer and built_for. args->plan is not read; q, out and lse may be
- * absent. */
+ * absent, or q without data where a device's plan is for a number of rows. */
 FLASHMASK_API fm_status fm_cached_plan_build(const fm_cached_args* args, fm_cached_plan* plan,
                                              const fm_options* options);
 FLASHMASK_API fm_status fm_append_kv(const fm_append_args* args, const fm_options* options);

@@ -114,7 +114,8 @@ struct CachedForwardArgs {
   KvCacheView cache;
   SequenceMaskView mask{};
   const CachedPlan* plan = nullptr;  ///< null: the call makes its own in its workspace
-  /// Gives a request's rows the same bits whatever else is in the batch. The cpu and reference backends always do.
+  /// Gives a request's rows the same bits whatever else is in the batch. The cpu and reference backends always do; cuda
+  /// refuses it.
   bool batch_invariant = false;
   /// Keys of a sequence from one split to the next, a multiple of 128. Results are sums of splits in ascending order.
   int64_t split_size = kDefaultSplitSize;
@@ -131,7 +132,8 @@ FLASHMASK_API void cached_forward(const CachedForwardArgs& args, std::span<std::
 
 /// Bytes of a plan's buffer on the device, from its capacities alone.
 FLASHMASK_API std::size_t cached_plan_bytes(const CachedCapacities& capacities, const Device& device);
-/// Fills the plan for calls with these tensors: q, out and lse may differ from call to call and be absent here;
+/// Fills the plan for calls with these tensors: q, out and lse may differ from call to call and be absent here, but
+/// without cu_seqlens_q a plan on a device is for q's number of rows (q may lack data; absent: one row a request);
 /// cu_seqlens_q, mask, and the cache but for k, v and scales may not differ. Nothing is read back. Throws if the plan
 /// has no room for them.
 FLASHMASK_API void build_cached_plan(const CachedForwardArgs& args, CachedPlan& plan, const Options& options = {});

@@ -40,7 +40,7 @@ constexpr const char* kNames[] = {"the cache's dtype",
                                   "mask.q_pos",
                                   "mask.k_pos",
                                   "causal, window_size or the layout of the mask",
-                                  "batch_invariant or split_size"};
+                                  "the plan's buffer, or one of its capacities,"};
 /// Index of the digest of the rows.
 constexpr std::size_t kRows = 1;
 using Digests = decltype(CachedPlan::built_for);
@@ -72,7 +72,15 @@ uint64_t rows_of(const CachedProblem& p) {
   return digest({1, p.device.kind == Device::Kind::kCpu ? 0 : p.rows});
 }
 
-Digests digests_of(const CachedProblem& p) {
+/// Digest of a plan itself: its parts lie in the buffer as the capacities say.
+uint64_t itself(const CachedPlan& plan) {
+  const CachedCapacities& c = plan.capacities;
+  return digest({static_cast<int64_t>(reinterpret_cast<std::uintptr_t>(plan.buffer.data())),
+                 static_cast<int64_t>(plan.buffer.size()), c.max_batch, c.max_rows, c.max_keys, c.heads_q, c.heads_kv,
+                 c.head_dim, c.head_dim_v, c.max_total_keys, c.batch_invariant, c.split_size});
+}
+
+Digests digests_of(const CachedProblem& p, const CachedPlan& plan) {
   const KvCacheView& c = p.cache;
   const SequenceMaskView& m = p.mask;
   return {digest({static_cast<int64_t>(p.cache_dtype)}),
@@ -90,7 +98,7 @@ Digests digests_of(const CachedProblem& p) {
           identity_of(m.q_pos),
           identity_of(m.k_pos),
           digest({m.causal, p.diagonal_lo, p.diagonal_hi, static_cast<int64_t>(m.key_layout)}),
-          digest({p.batch_invariant, p.split_size})};
+          itself(plan)};
 }
 
 uint64_t digest_of(const Digests& digests) {
@@ -210,7 +218,7 @@ void build_cached_plan(const CachedForwardArgs& args, CachedPlan& plan, const Op
     check_device(plan, problem);
     check_fits(plan.capacities, problem);
     CachedPlan built = plan;
-    built.built_for = digests_of(problem);
+    built.built_for = digests_of(problem, plan);
     plan.built_for = {};  // until it is: what throws leaves no plan
     backend_for(plan.device.kind).build_cached_plan(problem, built);
     plan.built_for = built.built_for;
@@ -222,7 +230,7 @@ void check_is_built_for(const CachedPlan& plan, const CachedProblem& problem) {
   if (plan.built_for == Digests{} || !holds_header(plan))
     throw_invalid("the plan was never built, or its buffer holds something else; build it first (plan.update)");
   check_fits(plan.capacities, problem);
-  const Digests now = digests_of(problem);
+  const Digests now = digests_of(problem, plan);
   for (std::size_t n = 0; n < now.size(); ++n) {
     if (now[n] != plan.built_for[n])
       throw_invalid(n == kRows && !problem.is_packed() ? "the number of rows (rows of plan.update)" : kNames[n],

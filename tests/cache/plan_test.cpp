@@ -78,6 +78,14 @@ TEST(CachedPlanTest, ACallThatDiffersIsRefused) {
   call.args.split_size = 256;
   expect_invalid({"split_size of the call is 256 and of the plan 1024"}, [&] { call.run(); });
   call.args = right;
+  const CachedPlan built = own.plan;
+  own.plan.capacities.max_keys *= 2;
+  refused("the plan's buffer, or one of its capacities, is another");
+  own.plan = built;
+  std::vector<std::byte> copy = own.buffer;
+  own.plan.buffer = copy;
+  refused("the plan's buffer, or one of its capacities, is another");
+  own.plan = built;
   own.buffer[0] = std::byte{1};
   expect_invalid({"plan was never built, or its buffer holds something else"}, [&] { call.run(); });
 }

@@ -111,6 +111,8 @@ def test_other_functions_name_arguments_of_another_kind(q, cache, rows):
         append_kv(rows, rows, cache, slots=[0, 1])
     with pytest.raises(TypeError, match="mask is a int; it must be a Mask"):
         SequenceMask.from_mask(3)
+    with pytest.raises(ValueError, match="rows is -1"):
+        plan.update(None, cache, rows=-1)
 
 
 def test_a_backward_finds_out_that_a_saved_tensor_was_written(q, cache, rows):

@@ -127,7 +127,7 @@ class CachePlan:
             *_rows_and_mask(mask, cache, cache.batch, cu_seqlens_q),
             self.batch_invariant,
             self.split_size,
-            arguments.integer("rows", rows),
+            arguments.integer("rows", rows, 0),
         )
 
     def __repr__(self) -> str:
