@@ -107,8 +107,9 @@ def measure(cell, contenders, rounds, shuffle):
     calls = -(-calls // cell.count) * cell.count
     graphs = {name: graph_of(call, cell.count, calls) for name, call in contenders.items()}
     if "fa3" in contenders:
-        error = (contenders["ours"](0).float() - contenders["fa3"](0).float()).abs().max().item()
-        assert error < 1e-2, (cell.name(), error)
+        ours, theirs = (contenders[name](0).float() for name in ("ours", "fa3"))
+        error = ((ours - theirs).abs().max() / theirs.abs().max()).item()
+        assert error < 2e-2, (cell.name(), error)  # of the largest element: means of many keys are small
     times = {name: [] for name in graphs}
     for _ in range(rounds):
         order = list(graphs)
