@@ -53,6 +53,7 @@ struct SequenceMaskArguments {
   const OptionalTensor& tail_depth;
   const OptionalTensor& q_pos;
   const OptionalTensor& k_pos;
+  const OptionalTensor& block_mask;
 
   fm_sequence_mask read(const Call& call) const {
     fm_sequence_mask mask{};
@@ -66,6 +67,7 @@ struct SequenceMaskArguments {
     mask.tail_depth = call(tail_depth, "tail_depth");
     mask.q_pos = call(q_pos, "q_pos");
     mask.k_pos = call(k_pos, "k_pos");
+    mask.block_mask = call(block_mask, "block_mask");
     return mask;
   }
 };
@@ -108,9 +110,9 @@ class PlanState {
 #define FLASHMASK_MASK_PARAMETERS                                                                           \
   bool causal, int64_t window_left, int64_t window_right, bool keys_in_pages, const OptionalTensor &bounds, \
       const OptionalTensor &tail, const OptionalTensor &tail_lens, const OptionalTensor &tail_depth,        \
-      const OptionalTensor &q_pos, const OptionalTensor &k_pos
+      const OptionalTensor &q_pos, const OptionalTensor &k_pos, const OptionalTensor &block_mask
 #define FLASHMASK_MASK_ARGUMENTS \
-  causal, window_left, window_right, keys_in_pages, bounds, tail, tail_lens, tail_depth, q_pos, k_pos
+  causal, window_left, window_right, keys_in_pages, bounds, tail, tail_lens, tail_depth, q_pos, k_pos, block_mask
 
 // Parameters for the features of calls over a cache: numbers first, as the schema has them.
 #define FLASHMASK_NONE(...)
@@ -204,7 +206,7 @@ void append_kv(const Tensor& k_rows, const Tensor& v_rows, FLASHMASK_CACHE_PARAM
   const fm_kv_cache cache = CacheArguments{FLASHMASK_CACHE_ARGUMENTS}.read(call);
   const OptionalTensor none;
   const fm_sequence_mask mask =
-      SequenceMaskArguments{causal, -1, -1, keys_in_pages, mask_bounds, none, none, none, none, none}.read(call);
+      SequenceMaskArguments{causal, -1, -1, keys_in_pages, mask_bounds, none, none, none, none, none, none}.read(call);
   fm_append_args args{};
   args.struct_size = sizeof(args);
   args.k = call(k_rows, "k");

@@ -49,7 +49,7 @@ constexpr const char* kBuildMask =
   "v_scale, "
 #define FLASHMASK_SEQUENCE_MASK                                                                              \
   "Tensor? cu_seqlens_q, bool causal, SymInt window_left, SymInt window_right, bool keys_in_pages, Tensor? " \
-  "bounds, Tensor? tail, Tensor? tail_lens, Tensor? tail_depth, Tensor? q_pos, Tensor? k_pos, "
+  "bounds, Tensor? tail, Tensor? tail_lens, Tensor? tail_depth, Tensor? q_pos, Tensor? k_pos, Tensor? block_mask, "
 #define FLASHMASK_NONE(...)
 #define FLASHMASK_GIVEN_TENSOR(field, ...) ", Tensor? " #field
 #define FLASHMASK_GIVEN_NUMBER(field, ...) ", float " #field

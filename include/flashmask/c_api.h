@@ -357,6 +357,7 @@ typedef struct fm_sequence_mask {
   fm_tensor bounds;
   fm_tensor tail, tail_lens, tail_depth;
   fm_tensor q_pos, k_pos;
+  fm_tensor block_mask; /* bool or uint8; the others are int32 */
 } fm_sequence_mask;
 
 /* CachedPlan: what it has room for, its buffer on the device, and what it was last built for. */

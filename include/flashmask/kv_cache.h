@@ -53,7 +53,7 @@ enum class KeyLayout : int32_t {
   kPages = 1,      ///< beside the keys, through the same table
 };
 
-/// A mask over sequences: which keys a row sees. All tensors int32, on the call's device.
+/// A mask over sequences: which keys a row sees. All tensors int32 but block_mask, on the call's device.
 struct SequenceMaskView {
   /// The band: keys at a row's position or before, and a window around it, -1 unbounded; see Band. A key's position is
   /// its index, and a row's the index of its own key.
@@ -78,6 +78,10 @@ struct SequenceMaskView {
   /// past the columns have their index; kPages [pages, page_size]. k_pos needs q_pos; beside a tail both are needed, or
   /// tail_depth, which excludes them.
   TensorView q_pos{}, k_pos{};
+  /// bool or uint8 [1 or batch, 1 or heads_kv, row blocks, key blocks]: the sequence's row r sees key j only where the
+  /// element of row block r / 128 and key block j / 128 is not 0 (kBlockMaskSize). One row block stands for all rows;
+  /// blocks past the last hide nothing. Keys of a hidden block are not read.
+  TensorView block_mask{};
 };
 
 /// The largest call that a plan has room for.

@@ -36,7 +36,8 @@ SequenceMaskView read_sequence_mask(const fm_sequence_mask* from, Device device)
           .tail_lens = tensor(m.tail_lens, "tail_lens", device),
           .tail_depth = tensor(m.tail_depth, "tail_depth", device),
           .q_pos = tensor(m.q_pos, "q_pos", device),
-          .k_pos = tensor(m.k_pos, "k_pos", device)};
+          .k_pos = tensor(m.k_pos, "k_pos", device),
+          .block_mask = tensor(m.block_mask, "block_mask", device)};
 }
 
 int64_t split_size_of(int64_t given) { return given == 0 ? kDefaultSplitSize : given; }

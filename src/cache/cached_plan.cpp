@@ -30,8 +30,7 @@ constexpr const char* kNames[] = {"the cache's dtype",
                                   "the shape of cache.k",
                                   "the shape of cache.v",
                                   "page_table",
-                                  "page_indptr",
-                                  "page_indices",
+                                  "page_indptr or page_indices",
                                   "seqlens",
                                   "mask.bounds",
                                   "mask.tail",
@@ -39,6 +38,7 @@ constexpr const char* kNames[] = {"the cache's dtype",
                                   "mask.tail_depth",
                                   "mask.q_pos",
                                   "mask.k_pos",
+                                  "mask.block_mask",
                                   "causal, window_size or the layout of the mask",
                                   "the plan's buffer, or one of its capacities,"};
 /// Index of the digest of the rows.
@@ -66,6 +66,10 @@ uint64_t identity_of(const TensorView& t) {
                  s[0], s[1], s[2], s[3], s[4]});
 }
 
+uint64_t both(const TensorView& a, const TensorView& b) {
+  return digest({static_cast<int64_t>(identity_of(a)), static_cast<int64_t>(identity_of(b))});
+}
+
 /// Digest of what a plan knows of the rows. Without cu_seqlens_q that is their number, of no account in host memory.
 uint64_t rows_of(const CachedProblem& p) {
   if (p.is_packed()) return identity_of(p.cu_seqlens_q);
@@ -88,8 +92,7 @@ Digests digests_of(const CachedProblem& p, const CachedPlan& plan) {
           shape_of(c.k),
           shape_of(c.v),
           identity_of(c.page_table),
-          identity_of(c.page_indptr),
-          identity_of(c.page_indices),
+          both(c.page_indptr, c.page_indices),
           identity_of(c.seqlens),
           identity_of(m.bounds),
           identity_of(m.tail),
@@ -97,6 +100,7 @@ Digests digests_of(const CachedProblem& p, const CachedPlan& plan) {
           identity_of(m.tail_depth),
           identity_of(m.q_pos),
           identity_of(m.k_pos),
+          identity_of(m.block_mask),
           digest({m.causal, p.diagonal_lo, p.diagonal_hi, static_cast<int64_t>(m.key_layout)}),
           itself(plan)};
 }

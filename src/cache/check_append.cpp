@@ -95,8 +95,8 @@ void check_bounds(const AppendProblem& a) {
   const int64_t heads = to.shape[in_pages ? 2 : 1], vectors = to.shape[3];
   const bool fits = a.k.rank == 3 ? has_shape(a.bounds, {p.rows, heads, vectors})
                                   : has_shape(a.bounds, {p.batch, p.rows, heads, vectors});
-  check_int32(p, "bounds", a.bounds, fits,
-              message("[k's rows, ", heads, ", ", vectors, "], the heads and vectors of mask.bounds"), true);
+  check_int32(p, "bounds", a.bounds, true, fits, "[k's rows, ", heads, ", ", vectors,
+              "], the heads and vectors of mask.bounds");
 }
 
 }  // namespace

@@ -20,20 +20,13 @@ void check_readable(const CachedProblem& p, const char* argument, const TensorVi
   if (with_data) check_data(argument, t);
 }
 
-void check_int32(const CachedProblem& p, const char* argument, const TensorView& t, bool accepts,
-                 const std::string& accepted, bool with_data) {
-  if (!accepts || t.dtype != DataType::kInt32)
-    throw_invalid(argument, " is ", describe(t), "; it must be int32 ", accepted);
-  check_readable(p, argument, t, with_data);
-}
-
 bool has_shape(const TensorView& t, std::initializer_list<int64_t> shape) {
   return t.rank == static_cast<int32_t>(shape.size()) && std::equal(shape.begin(), shape.end(), t.shape.begin());
 }
 
 void check_cu_seqlens(const CachedProblem& p, const char* argument, bool with_data) {
   const TensorView& t = p.cu_seqlens_q;
-  check_int32(p, argument, t, t.rank == 1 && t.shape[0] >= 1, "[batch + 1]", with_data);
+  check_int32(p, argument, t, with_data, t.rank == 1 && t.shape[0] >= 1, "[batch + 1]");
 }
 
 namespace {
@@ -87,13 +80,12 @@ void read_tables(CachedProblem& p, bool with_data) {
   int64_t entries = 1;
   if (c.page_table.defined()) {
     const TensorView& t = c.page_table;
-    check_int32(p, "page_table", t, t.rank == 2 && t.shape[0] == p.batch, message("[", p.batch, ", max_pages]"),
-                with_data);
+    check_int32(p, "page_table", t, with_data, t.rank == 2 && t.shape[0] == p.batch, "[", p.batch, ", max_pages]");
     entries = t.shape[1];
   } else if (c.page_indptr.defined()) {
-    check_int32(p, "page_indptr", c.page_indptr, has_shape(c.page_indptr, {p.batch + 1}),
-                message("[", p.batch + 1, "]"), with_data);
-    check_int32(p, "page_indices", c.page_indices, c.page_indices.rank == 1, "[entries]", with_data);
+    check_int32(p, "page_indptr", c.page_indptr, with_data, has_shape(c.page_indptr, {p.batch + 1}), "[", p.batch + 1,
+                "]");
+    check_int32(p, "page_indices", c.page_indices, with_data, c.page_indices.rank == 1, "[entries]");
     entries = c.page_indices.shape[0];
   } else if (p.pages != p.batch) {
     throw_invalid("cache.k is ", describe(c.k), "; without page_table its first dimension must be the batch, ",
@@ -108,7 +100,7 @@ void read_tables(CachedProblem& p, bool with_data) {
                   most, ", 2^31 - 1 over the group of query heads");
   p.capacity = std::min(*room, most);
   if (c.seqlens.defined())
-    check_int32(p, "seqlens", c.seqlens, has_shape(c.seqlens, {p.batch}), message("[", p.batch, "]"), with_data);
+    check_int32(p, "seqlens", c.seqlens, with_data, has_shape(c.seqlens, {p.batch}), "[", p.batch, "]");
 }
 
 /// The scale with three dimensions, broadcast to [pages, page_size, heads_kv].
@@ -153,11 +145,23 @@ void check_bounds(const CachedProblem& p, bool with_data) {
       (in_pages ? t.shape[0] == p.pages && t.shape[1] == p.page_size && is_one_of(t.shape[2], {1, p.heads_kv})
                 : is_one_of(t.shape[0], {1, p.batch}) && is_one_of(t.shape[1], {1, p.heads_kv}));
   const char* const vectors = m.causal ? "1 or 2 (causal)" : "2 or 4 (not causal)";
-  check_int32(
-      p, "bounds", t, fits,
-      in_pages ? message("[", p.pages, ", ", p.page_size, ", 1 or ", p.heads_kv, ", ", vectors, "], beside the pages")
-               : message("[1 or ", p.batch, ", 1 or ", p.heads_kv, ", columns, ", vectors, "]"),
-      with_data);
+  if (in_pages)
+    check_int32(p, "bounds", t, with_data, fits, "[", p.pages, ", ", p.page_size, ", 1 or ", p.heads_kv, ", ", vectors,
+                "], beside the pages");
+  else
+    check_int32(p, "bounds", t, with_data, fits, "[1 or ", p.batch, ", 1 or ", p.heads_kv, ", columns, ", vectors, "]");
+}
+
+void check_block_mask(const CachedProblem& p, bool with_data) {
+  const TensorView& t = p.mask.block_mask;
+  if (!t.defined()) return;
+  const bool is_bytes = t.dtype == DataType::kBool || t.dtype == DataType::kUInt8;
+  const bool fits =
+      is_bytes && t.rank == 4 && is_one_of(t.shape[0], {1, p.batch}) && is_one_of(t.shape[1], {1, p.heads_kv});
+  if (!fits)
+    throw_invalid("block_mask is ", describe(t), "; it must be bool or uint8 [1 or ", p.batch, ", 1 or ", p.heads_kv,
+                  ", row blocks, key blocks]");
+  check_readable(p, "block_mask", t, with_data);
 }
 
 }  // namespace
@@ -169,6 +173,7 @@ void read_sequences(CachedProblem& p, bool with_data) {
   p.cache.v_scale = broadcast_scale(p, "v_scale", p.cache.v_scale, with_data);
   read_band(p);
   check_bounds(p, with_data);
+  check_block_mask(p, with_data);
 }
 
 }  // namespace flashmask

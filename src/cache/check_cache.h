@@ -6,9 +6,9 @@
 
 #include <cstdint>
 #include <initializer_list>
-#include <string>
 
 #include "call/cached_problem.h"
+#include "common/message.h"
 
 namespace flashmask {
 
@@ -17,9 +17,15 @@ bool has_shape(const TensorView& t, std::initializer_list<int64_t> shape);
 /// Throws unless the tensor can be read on the call's device.
 void check_readable(const CachedProblem& p, const char* argument, const TensorView& t, bool with_data);
 
-/// Throws unless an int32 tensor is what `accepts` says, in words `accepted`, and can be read.
-void check_int32(const CachedProblem& p, const char* argument, const TensorView& t, bool accepts,
-                 const std::string& accepted, bool with_data);
+/// Throws unless an int32 tensor is what `accepts` says, in words `accepted`, and can be read. The words are put
+/// together only for the error: that takes longer than the check.
+template <typename... Parts>
+void check_int32(const CachedProblem& p, const char* argument, const TensorView& t, bool with_data, bool accepts,
+                 const Parts&... accepted) {
+  if (!accepts || t.dtype != DataType::kInt32)
+    throw_invalid(argument, " is ", describe(t), "; it must be int32 ", accepted...);
+  check_readable(p, argument, t, with_data);
+}
 
 void check_cu_seqlens(const CachedProblem& p, const char* argument, bool with_data);
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cstdint>
-#include <string>
 #include <utility>
 
 #include "cache/check_cache.h"
@@ -45,12 +44,12 @@ void check_tail(const CachedProblem& p, bool with_data) {
   // The bits say how many rows there may be; T is the second dimension.
   const bool fits = t.rank == 3 && t.shape[0] == p.batch && t.shape[1] >= 0 && t.shape[1] <= kMaxTail &&
                     t.shape[2] == ceil_div(t.shape[1], 32);
-  check_int32(p, "tail", t, fits, message("[", p.batch, ", T, ceil(T / 32)], T at most ", kMaxTail), with_data);
+  check_int32(p, "tail", t, with_data, fits, "[", p.batch, ", T, ceil(T / 32)], T at most ", kMaxTail);
   if (m.tail_lens.defined())
-    check_int32(p, "tail_lens", m.tail_lens, has_shape(m.tail_lens, {p.batch}), message("[", p.batch, "]"), with_data);
+    check_int32(p, "tail_lens", m.tail_lens, with_data, has_shape(m.tail_lens, {p.batch}), "[", p.batch, "]");
   if (m.tail_depth.defined())
-    check_int32(p, "tail_depth", m.tail_depth, has_shape(m.tail_depth, {p.batch, t.shape[1]}),
-                message("[", p.batch, ", ", t.shape[1], "], the tail's"), with_data);
+    check_int32(p, "tail_depth", m.tail_depth, with_data, has_shape(m.tail_depth, {p.batch, t.shape[1]}), "[", p.batch,
+                ", ", t.shape[1], "], the tail's");
 }
 
 void check_positions(const CachedProblem& p, bool with_data) {
@@ -62,17 +61,17 @@ void check_positions(const CachedProblem& p, bool with_data) {
     throw_invalid("tail_depth and q_pos are both given; one of them says the positions of the tail");
   if (m.tail.defined() && !m.k_pos.defined())
     throw_invalid("q_pos is given beside a tail and k_pos is not; give both, or tail_depth");
-  const bool fits = p.is_packed() ? has_shape(m.q_pos, {p.rows}) : has_shape(m.q_pos, {p.batch, p.rows});
-  check_int32(p, "q_pos", m.q_pos, fits,
-              p.is_packed() ? message("[", p.rows, "]") : message("[", p.batch, ", ", p.rows, "]"), with_data);
+  if (p.is_packed())
+    check_int32(p, "q_pos", m.q_pos, with_data, has_shape(m.q_pos, {p.rows}), "[", p.rows, "]");
+  else
+    check_int32(p, "q_pos", m.q_pos, with_data, has_shape(m.q_pos, {p.batch, p.rows}), "[", p.batch, ", ", p.rows, "]");
   if (!m.k_pos.defined()) return;
   const TensorView& t = m.k_pos;
   if (m.key_layout == KeyLayout::kPages)
-    check_int32(p, "k_pos", t, has_shape(t, {p.pages, p.page_size}), message("[", p.pages, ", ", p.page_size, "]"),
-                with_data);
+    check_int32(p, "k_pos", t, with_data, has_shape(t, {p.pages, p.page_size}), "[", p.pages, ", ", p.page_size, "]");
   else
-    check_int32(p, "k_pos", t, t.rank == 2 && is_one_of(t.shape[0], {1, p.batch}),
-                message("[1 or ", p.batch, ", columns]"), with_data);
+    check_int32(p, "k_pos", t, with_data, t.rank == 2 && is_one_of(t.shape[0], {1, p.batch}), "[1 or ", p.batch,
+                ", columns]");
 }
 
 void check_outputs(const CachedProblem& p, bool with_data) {

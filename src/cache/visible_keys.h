@@ -32,7 +32,8 @@ class VisibleKeys {
   /// them together. Rows below 0 see nothing.
   uint64_t load(const KeyTile& tile, int64_t hk, int64_t first_row, int64_t count, uint64_t* bits) const {
     uint64_t any = 0;
-    for (int64_t i = 0; i < count; ++i) any |= bits[i] = first_row + i < 0 ? 0 : in_band(tile, first_row + i);
+    for (int64_t i = 0; i < count; ++i)
+      any |= bits[i] = first_row + i < 0 ? 0 : in_band(tile, first_row + i) & in_blocks(tile, first_row + i, hk);
     if (!any || !p_.mask.bounds.defined()) return any;
     for (int64_t n = 0; n < tile.count; ++n) {
       if (any >> n & 1)
@@ -59,6 +60,16 @@ class VisibleKeys {
     if (r < s_.tail_begin() || tile.first + tile.count <= s_.tail_begin()) return all & above & below;
     const uint64_t tail = range(s_.tail_begin() - tile.first, 64);
     return all & above & ((below & ~tail) | (tail_bits(tile, r) & tail));
+  }
+  uint64_t in_blocks(const KeyTile& tile, int64_t r, int64_t hk) const {
+    if (!p_.mask.block_mask.defined()) return ~uint64_t{0};
+    uint64_t bits = 0;
+    for (int64_t n = 0, next; n < tile.count; n = next) {
+      const int64_t j = tile.first + n;
+      next = n + Sequence::kBlockSize - j % Sequence::kBlockSize;
+      if (s_.in_blocks(r, j, hk)) bits |= range(n, next);
+    }
+    return bits;
   }
   uint64_t by_position(const KeyTile& tile, int64_t r) const {
     const int64_t position = s_.row_position(r);

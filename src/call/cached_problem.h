@@ -42,6 +42,9 @@ struct CachedProblem : CommonOptions {
   bool is_empty() const { return total_rows() == 0; }
 };
 
+/// True if rows may see other keys under one key head than under another.
+bool differs_by_head(const SequenceMaskView& mask);
+
 /// The view of a call whose other members are filled in.
 CachedView view_of(const CachedProblem& problem);
 

@@ -10,15 +10,15 @@
 
 namespace flashmask {
 
-/// int32 elements by the indices of their dimensions; null data: the tensor is absent.
-template <int kRank>
-struct Int32Elements {
-  const int32_t* data = nullptr;
+/// Elements by the indices of their dimensions; null data: the tensor is absent.
+template <typename T, int kRank>
+struct Elements {
+  const T* data = nullptr;
   int64_t stride[kRank] = {};
 
   FLASHMASK_RULE bool defined() const { return data != nullptr; }
   template <typename... Index>
-  FLASHMASK_RULE int32_t at(Index... index) const {
+  FLASHMASK_RULE T at(Index... index) const {
     static_assert(sizeof...(Index) == kRank);
     int64_t offset = 0;
     int d = 0;
@@ -26,6 +26,9 @@ struct Int32Elements {
     return data[offset];
   }
 };
+
+template <int kRank>
+using Int32Elements = Elements<int32_t, kRank>;
 
 /// The tensors and numbers of a call over a cache that say where keys lie and what rows see; see CachedProblem.
 struct CachedView {
@@ -35,10 +38,14 @@ struct CachedView {
   Int32Elements<3> tail{};
   /// By page, slot, head and vector, or by request, head, column and vector; a stride of 0 broadcasts.
   Int32Elements<4> bounds{};
+  /// By request, head, block of rows and block of keys, likewise.
+  Elements<uint8_t, 4> block_mask{};
   int64_t index_entries = 0;     ///< entries of page_indices
   int64_t bound_columns = 0;     ///< columns of bounds by request
   int64_t position_columns = 0;  ///< columns of k_pos by request
   int64_t tail_rows = 0;         ///< T
+  int64_t mask_row_blocks = 0;   ///< row blocks of block_mask; 1: it stands for all
+  int64_t mask_key_blocks = 0;   ///< key blocks of block_mask
   int64_t diagonal_lo = 0, diagonal_hi = 0;
   int32_t vectors = 0;
   bool is_packed = false, causal = true, keys_in_pages = false;
@@ -72,6 +79,8 @@ struct SequenceSizes {
 
 class SequenceView {
  public:
+  static constexpr int64_t kBlockSize = 128;  ///< kBlockMaskSize
+
   FLASHMASK_RULE SequenceView(const CachedView& call, int64_t b, const SequenceSizes& sizes)
       : call_(call), b_(b), sizes_(sizes) {}
   FLASHMASK_RULE SequenceView(const CachedView& call, int64_t b) : call_(call), b_(b) {
@@ -162,10 +171,19 @@ class SequenceView {
     return static_cast<uint32_t>(call_.tail.at(b_, row, key / 32)) >> (key % 32) & 1u;
   }
 
+  /// True if the block mask lets row r (0 or more) see key j under key head hk.
+  FLASHMASK_RULE bool in_blocks(int64_t r, int64_t j, int64_t hk) const {
+    const Elements<uint8_t, 4>& t = call_.block_mask;
+    if (!t.defined()) return true;
+    const int64_t row_block = call_.mask_row_blocks == 1 ? 0 : r / kBlockSize, key_block = j / kBlockSize;
+    if (row_block >= call_.mask_row_blocks || key_block >= call_.mask_key_blocks) return true;
+    return t.at(b_, hk, row_block, key_block) != 0;
+  }
+
   /// True if row r (0 or more) sees key j < keys() for the heads of key head hk.
   FLASHMASK_RULE bool sees(int64_t r, int64_t j, int64_t hk) const {
     const KeyPlace at = place(j);
-    return in_band(r, j, row_position(r), key_position(j, at)) && !hidden(j, at, hk).hides(r);
+    return in_band(r, j, row_position(r), key_position(j, at)) && !hidden(j, at, hk).hides(r) && in_blocks(r, j, hk);
   }
 
   /// The keys [begin, end) that the band lets some row of [first_row, first_row + count) see; keys between may be

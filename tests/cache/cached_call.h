@@ -223,6 +223,14 @@ class LaidOutCall {
     if (s.vectors > 0) write_bounds();
     if (s.tail > 0) write_tail();
     if (s.has_positions) write_positions();
+    if (s.row_blocks > 0) write_blocks();
+  }
+  void write_blocks() {
+    const CachedShape& s = c_.shape;
+    blocks_ = Storage(DataType::kUInt8, {c_.batch(), s.blocks_by_head ? s.heads_kv : 1, s.row_blocks, s.key_blocks});
+    auto* at = reinterpret_cast<uint8_t*>(blocks_.bytes.data());
+    for (const CachedSequence& from : c_.sequences) at = std::copy(from.blocks.begin(), from.blocks.end(), at);
+    args.mask.block_mask = blocks_.view;
   }
   void write_bounds() {
     const CachedShape& s = c_.shape;
@@ -288,7 +296,7 @@ class LaidOutCall {
   CachedPlacement placement_;
   int64_t page_count_ = 0, slots_ = 0;
   std::vector<std::vector<int64_t>> pages_;
-  Storage k_, v_, q_, out_, lse_, k_scale_, v_scale_, depth_, q_pos_, k_pos_, sink_, slopes_;
+  Storage k_, v_, q_, out_, lse_, k_scale_, v_scale_, depth_, q_pos_, k_pos_, blocks_, sink_, slopes_;
 };
 
 }  // namespace flashmask::test

@@ -31,6 +31,8 @@ struct CachedShape {
   bool vectors_by_head = false;
   int64_t tail = 0;
   bool has_tail_lens = false, has_depth = false, has_positions = false;
+  int64_t row_blocks = 0, key_blocks = 0;  ///< a block mask has; 0: there is none
+  bool blocks_by_head = false;
   bool has_sink = false, has_alibi = false, has_scales = false;
   double softcap = 0;
   DataType dtype = DataType::kFloat32, cache_dtype = DataType::kFloat32;
@@ -101,7 +103,8 @@ struct CachedSequence {
   std::vector<double> q, k, v;  ///< [m, heads_q, d], [n, heads_kv, d], [n, heads_kv, dv]; the cache's without scales
   std::vector<int32_t> bounds;  ///< [heads, n, vectors]
   std::vector<int32_t> q_pos, k_pos, depth;
-  std::vector<uint8_t> tail;  ///< [T, T]
+  std::vector<uint8_t> tail;    ///< [T, T]
+  std::vector<uint8_t> blocks;  ///< [1 or heads_kv, row_blocks, key_blocks]
   int64_t tail_len = 0;
 };
 
@@ -136,6 +139,7 @@ class CachedCase {
       if (shape.causal && distance > 0) return false;
       if (shape.window_right >= 0 && distance > shape.window_right) return false;
     }
+    if (!block_is_visible(s, shape.row_blocks == 1 ? 0 : r / 128, j / 128, hk)) return false;
     if (shape.vectors == 0) return true;
     const int32_t* x = &s.bounds[static_cast<std::size_t>(((shape.vectors_by_head ? hk : 0) * n + j) * shape.vectors)];
     const auto in = [r](int64_t from, int64_t to) { return r >= from && r < to; };
@@ -191,6 +195,11 @@ class CachedCase {
   double normal() { return std::normal_distribution<double>()(random_); }
   int64_t below(int64_t n) { return static_cast<int64_t>(random_() % static_cast<uint32_t>(std::max<int64_t>(n, 1))); }
 
+  bool block_is_visible(const CachedSequence& s, int64_t row_block, int64_t key_block, int64_t hk) const {
+    if (row_block >= shape.row_blocks || key_block >= shape.key_blocks) return true;
+    const int64_t head = shape.blocks_by_head ? hk : 0;
+    return s.blocks[static_cast<std::size_t>((head * shape.row_blocks + row_block) * shape.key_blocks + key_block)];
+  }
   int64_t row_position(int64_t b, int64_t r) const {
     const CachedSequence& s = sequences[static_cast<std::size_t>(b)];
     if (shape.has_positions) return s.q_pos[static_cast<std::size_t>(r - (keys(b) - rows(b)))];
@@ -218,6 +227,8 @@ class CachedCase {
       s.bounds.push_back(below(5) == 0 ? INT32_MAX : static_cast<int32_t>(below(2 * n)) - 3);
     for (int64_t i = 0; i < m; ++i) s.q_pos.push_back(static_cast<int32_t>(n - m + i + below(5)));
     for (int64_t j = 0; j < n; ++j) s.k_pos.push_back(static_cast<int32_t>(j + below(9)) - 4);
+    for (int64_t x = 0; x < (shape.blocks_by_head ? shape.heads_kv : 1) * shape.row_blocks * shape.key_blocks; ++x)
+      s.blocks.push_back(below(3) > 0);
     s.tail_len = std::min({shape.tail, n, shape.has_tail_lens ? below(shape.tail + 1) : m});
     for (int64_t t = 0; t < shape.tail; ++t) {
       s.depth.push_back(static_cast<int32_t>(below(t + 1)));

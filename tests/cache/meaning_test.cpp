@@ -47,6 +47,11 @@ CachedShape random_shape(std::mt19937& random) {
   if (below(3) == 0) s.tail = 1 + below(40);
   s.has_tail_lens = s.tail > 0 && below(2) == 0;
   s.has_depth = s.tail > 0 && !s.has_positions && below(2) == 0;
+  if (below(4) == 0) {
+    s.row_blocks = 1 + below(3);
+    s.key_blocks = 1 + below(3);
+    s.blocks_by_head = below(2) == 0;
+  }
   s.has_sink = below(3) == 0;
   s.has_alibi = below(3) == 0;
   if (below(3) == 0) s.softcap = 3;
@@ -82,6 +87,16 @@ TEST(CachedMeaning, LongSequencesAndManyRows) {
                 .head_dim_v = 16,
                 .window_left = 700},
                {.page_size = 64}, 2);
+  expect_right({.keys = {700},
+                .rows = {150},
+                .heads_q = 4,
+                .heads_kv = 2,
+                .head_dim = 16,
+                .head_dim_v = 16,
+                .row_blocks = 6,
+                .key_blocks = 5,
+                .blocks_by_head = true},
+               {.page_size = 64}, 3);
 }
 
 TEST(CachedMeaning, HeadDimsOf256AndGroupsOf16) {

@@ -74,6 +74,12 @@ TEST_F(CachedRefusals, Mask) {
   refused({"k_pos is int32", "q_pos absent"}, [](auto& a) { a.mask.k_pos = a.cache.seqlens; });
   refused({"q_pos is given beside a tail"}, [](auto& a) { a.mask.q_pos = a.cache.seqlens; });
   refused({"window"}, [](auto& a) { a.mask.window_left = -2; });
+  refused({"block_mask is int32 [2]", "bool or uint8 [1 or 2, 1 or 2, row blocks, key blocks]"},
+          [](auto& a) { a.mask.block_mask = a.cache.seqlens; });
+  refused({"block_mask is uint8 [3, 1, 1, 1]"}, [](auto& a) {
+    static uint8_t never_read[3];
+    a.mask.block_mask = TensorView::contiguous(never_read, DataType::kUInt8, {3, 1, 1, 1});
+  });
   refused({"split_size is 100", "multiple of 128"}, [](auto& a) { a.split_size = 100; });
 }
 

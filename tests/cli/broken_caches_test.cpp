@@ -79,6 +79,7 @@ TEST(BrokenCaches, ForgottenArguments) {
   expect_found(kCase + "tail=20 tail_lens=yes", forgets([](auto& args, auto&) { args.mask.tail_lens = {}; }), "out");
   expect_found(kCase + "positions=rows", forgets([](auto& args, auto&) { args.mask.q_pos = {}; }), "out");
   expect_found(kCase + "positions=rows_and_keys", forgets([](auto& args, auto&) { args.mask.k_pos = {}; }), "out");
+  expect_found(kCase + "blocks=keys", forgets([](auto& args, auto&) { args.mask.block_mask = {}; }), "out");
   expect_found(kCase + "float8=yes k_scale=token", forgets([](auto& args, auto&) { args.cache.k_scale = {}; }), "lse");
   expect_found(kCase + "float8=yes v_scale=page", forgets([](auto& args, auto&) { args.cache.v_scale = {}; }), "out");
   expect_found(kCase + "sink=yes", forgets([](auto&, Options& options) { options.features.sink = {}; }), "lse");

@@ -87,6 +87,11 @@ void DrawnCaches::draw_mask(ByteReader& bytes, const Sizes& n, bool packed) {
   const int64_t heads = more & 1 ? n.heads_kv : 1, columns = bytes.byte() % 40;
   if (kind & 32 && kind & 8) lay_out(mask.bounds, FM_INT32, {pages, n.page_size, heads, vectors}, more & 1);
   if (kind & 32 && !(kind & 8)) lay_out(mask.bounds, FM_INT32, {more & 2 ? n.batch : 1, heads, columns, vectors});
+  if (more & 32) {
+    constexpr int64_t kBlocks[] = {0, 1, 2, 3};
+    const int32_t dtype = more & 64 ? FM_BOOL : FM_UINT8;
+    lay_out(mask.block_mask, dtype, {more & 2 ? n.batch : 1, heads, bytes.one_of(kBlocks), bytes.one_of(kBlocks)});
+  }
   const bool has_positions = kind & 64;
   if (kind & 128) {
     const int64_t size = bytes.one_of(kTails);
@@ -196,12 +201,32 @@ DrawnCaches::DrawnCaches(ByteReader& bytes) {
   plan.max_keys = n.page_size * std::max<int64_t>(n.entries, 1);
   plan.heads_q = n.heads_q, plan.heads_kv = n.heads_kv, plan.head_dim = n.dim, plan.head_dim_v = n.dim_v;
   plan.split_size = args.split_size;
-  for (fm_tensor* t :
-       {&args.q,          &args.out,         &args.lse,          &args.cu_seqlens_q,  &cache.k,
-        &cache.v,         &cache.page_table, &cache.page_indptr, &cache.page_indices, &cache.seqlens,
-        &cache.k_scale,   &cache.v_scale,    &mask.bounds,       &mask.tail,          &mask.tail_lens,
-        &mask.tail_depth, &mask.q_pos,       &mask.k_pos,        &options.sink,       &options.alibi_slopes,
-        &append.k,        &append.v,         &append.cu_seqlens, &append.slots,       &append.bounds})
+  for (fm_tensor* t : {&args.q,
+                       &args.out,
+                       &args.lse,
+                       &args.cu_seqlens_q,
+                       &cache.k,
+                       &cache.v,
+                       &cache.page_table,
+                       &cache.page_indptr,
+                       &cache.page_indices,
+                       &cache.seqlens,
+                       &cache.k_scale,
+                       &cache.v_scale,
+                       &mask.bounds,
+                       &mask.tail,
+                       &mask.tail_lens,
+                       &mask.tail_depth,
+                       &mask.q_pos,
+                       &mask.k_pos,
+                       &mask.block_mask,
+                       &options.sink,
+                       &append.k,
+                       &append.v,
+                       &append.cu_seqlens,
+                       &append.slots,
+                       &append.bounds,
+                       &options.alibi_slopes})
     tensors.push_back({t});
   for (int i = 0; i < wrong; ++i) change(bytes);
 }

@@ -252,6 +252,22 @@ def test_trees_of_drafts_in_a_window(rng, window):
     dense.check(q, out, lse, rows)
 
 
+@pytest.mark.parametrize("dtype", [bool, np.uint8])
+def test_blocks_that_a_mask_leaves_out(rng, dtype):
+    """Rows 125 to 129 of a sequence, whose blocks of 128 keys differ by row and head."""
+    pages = Pages(rng, [130], heads_kv=2, dims=(8, 8))
+    q, ends, rows = packed(rng, [5])
+    kept = np.array([[[1, 1], [0, 1]], [[1, 0], [1, 0]]], dtype)  # by head, block of rows and block of keys
+    q = q[..., :8]
+    out, lse = fm.flashmask_with_kvcache(
+        q, pages.cache(), fm.SequenceMask(block_mask=kept[None]), ends, return_softmax_lse=True
+    )
+    dense = pages.dense()
+    sees = dense.sees
+    dense.sees = lambda b, head, row, key: kept[head, row // 128, key // 128] and sees(b, head, row, key)
+    dense.check(q, out, lse, rows)
+
+
 def test_positions_of_rows_and_keys(rng):
     pages = Pages(rng, [10, 6])
     q, ends, rows = packed(rng, [4, 2])

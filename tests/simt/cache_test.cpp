@@ -70,6 +70,7 @@ class DrawnCall {
     if (limits.may_have_classes && random.flip()) draw_bounds();
     if (one_in(random, 3)) draw_tail();
     if (limits.may_have_classes && one_in(random, 4)) draw_positions();
+    if (limits.may_have_classes && one_in(random, 4)) draw_blocks();
   }
 
   CachedForwardArgs args;
@@ -209,6 +210,15 @@ class DrawnCall {
     m.k_pos = k_pos_.view;
   }
 
+  void draw_blocks() {
+    const int64_t blocks = ceil_div(longest_, kBlockKeys), visible = random_.integer(1, 9);
+    blocks_ = Storage(DataType::kBool, {random_.flip() ? batch_ : 1, random_.flip() ? heads_kv_ : 1,
+                                        random_.integer(1, blocks + 1), random_.integer(1, blocks + 1)});
+    for (std::byte& x : blocks_.bytes) x = std::byte{random_.integer(0, 9) < visible};
+    blocks_.view.device = kDevice;
+    args.mask.block_mask = blocks_.view;
+  }
+
   static TensorView contiguous(std::initializer_list<int64_t> shape) {
     TensorView t = TensorView::contiguous(nullptr, DataType::kBFloat16, shape);
     t.device = kDevice;
@@ -220,7 +230,7 @@ class DrawnCall {
   std::vector<int64_t> keys_;
   int64_t batch_, group_, heads_kv_, longest_ = 0, rows_ = 0, page_size_ = 0, pages_ = 0;
   bool is_packed_ = false;
-  Storage cu_seqlens_, table_, indptr_, seqlens_, bounds_, tail_, tail_lens_, depth_, q_pos_, k_pos_;
+  Storage cu_seqlens_, table_, indptr_, seqlens_, bounds_, tail_, tail_lens_, depth_, q_pos_, k_pos_, blocks_;
 };
 
 /// Which keys of each block every row of a request sees, by looking at each.

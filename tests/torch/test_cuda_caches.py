@@ -3,6 +3,7 @@
 FLASHMASK_TEST_DEVICE=cuda."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -36,16 +37,17 @@ def some_masks(k):
         "window": SequenceMask(window_size=(20, 0)),
         "bounds": SequenceMask(bounds=bounds, key_layout="pages"),
         "tree": SequenceMask(tail=tail, tail_depth=depth, window_size=(50, 0)),
+        "blocks": SequenceMask(block_mask=torch.tensor([[[[0, 1], [1, 0]], [[1, 1], [0, 1]]]], dtype=torch.bool)),
     }
 
 
 def moved(mask, device):
-    names = ("bounds", "tail", "tail_lens", "tail_depth", "q_pos", "k_pos")
+    names = ("bounds", "tail", "tail_lens", "tail_depth", "q_pos", "k_pos", "block_mask")
     tensors = {name: None if getattr(mask, name) is None else getattr(mask, name).to(device) for name in names}
     return SequenceMask(mask.causal, mask.window_size, **tensors, key_layout=mask.key_layout)
 
 
-@pytest.mark.parametrize("name", ["causal", "window", "bounds", "tree"])
+@pytest.mark.parametrize("name", ["causal", "window", "bounds", "tree", "blocks"])
 def test_the_cpu_gives_the_same(name):
     q, k, v, table = draw()
     lengths = torch.tensor([160, 0, 2, 77], dtype=torch.int32)
@@ -59,7 +61,7 @@ def test_the_cpu_gives_the_same(name):
     torch.testing.assert_close(lse.cpu(), want_lse, atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["causal", "bounds", "tree"])
+@pytest.mark.parametrize("name", ["causal", "bounds", "tree", "blocks"])
 def test_one_graph_serves_all_lengths(name):
     q, k, v, table = draw()
     lengths = torch.full((4,), 160, dtype=torch.int32)
@@ -81,20 +83,38 @@ def test_one_graph_serves_all_lengths(name):
         assert torch.equal(out, flashmask_with_kvcache(device_q, cache, mask))
 
 
-def test_bits_do_not_depend_on_pages_or_ctas():
-    q, k, v, table = draw()
+def padded(x):
+    """x in memory where no row begins on a boundary, between NaN."""
+    wide = torch.full((*x.shape[:-1], x.shape[-1] + 3), math.nan, dtype=x.dtype, device=x.device)
+    wide[..., 1:-2] = x
+    return wide[..., 1:-2]
+
+
+@pytest.mark.parametrize("dim", [64, 128, 192, 256])
+def test_bits_do_not_depend_on_pages_or_ctas(dim):
+    q, k, v, table = draw(dim=dim)
     lengths = torch.tensor([160, 5, 99, 128], dtype=torch.int32)
     device_q, cache = on("cuda", q, k, v, table, lengths)
     want = flashmask_with_kvcache(device_q, cache)
-    gathered = [x.to("cuda")[table.long().to("cuda")].view(4, 160, 2, 64).contiguous() for x in (k, v)]
+    gathered = [x.to("cuda")[table.long().to("cuda")].view(4, 160, 2, dim).contiguous() for x in (k, v)]
+    for x in gathered:  # what lies past the lengths is never looked at
+        for rows, length in zip(x, lengths.tolist()):
+            rows[length:] = math.nan
+
+    def in_pages(size, change=lambda x: x, **layout):
+        pages = torch.arange(640 // size, device="cuda").int().view(4, -1)
+        return KvCache(*(change(x.view(-1, size, 2, dim)) for x in gathered), pages, cache.seqlens, **layout)
+
     for other in (
         KvCache(*gathered, seqlens=cache.seqlens),
-        KvCache(*(x.view(640, 1, 2, 64) for x in gathered), torch.arange(640, device="cuda").int().view(4, 160),
-                cache.seqlens),
-        KvCache(*(x.view(20, 32, 2, 64).transpose(1, 2).contiguous() for x in gathered),
-                torch.arange(20, device="cuda").int().view(4, 5), cache.seqlens, layout="HND"),
-    ):  # fmt: skip
+        KvCache(*map(padded, gathered), seqlens=cache.seqlens),
+        *(in_pages(size) for size in (1, 4, 20, 160)),
+        *(in_pages(size, padded) for size in (1, 32)),
+        in_pages(32, lambda x: x.transpose(1, 2).contiguous(), layout="HND"),
+    ):
         assert torch.equal(want, flashmask_with_kvcache(device_q, other))
+        out = padded(torch.empty_like(want))
+        assert torch.equal(want, flashmask_with_kvcache(padded(device_q), other, out=out))
     assert torch.equal(want, flashmask_with_kvcache(device_q, cache, max_ctas=3))
 
 
@@ -154,3 +174,5 @@ def test_scratch_is_bounded_and_explained():
     assert CachePlan(4096, 4096, 8192, 32, 8, 128, device="cuda").bytes < 15e6
     said = json.loads(explain(device_q, cache))
     assert said["kernel"] == "sm90.decode.bf16.d64.dv64.s2" and "boxes of 16 keys by TMA" in said["pages"]
+    cache.k = padded(cache.k)
+    assert "gathered key by key" in json.loads(explain(device_q, cache))["pages"]

@@ -270,10 +270,14 @@ def test_appending_is_what_was_there():
     assert torch.equal(flashmask_with_kvcache(q, by_slots, cu_seqlens_q=ends), want)
 
 
+@pytest.mark.parametrize("blocks", [False, True])
 @pytest.mark.parametrize("chunk", [1, 64, 100])
-def test_a_training_mask_serves_every_chunk(chunk):
-    n = 100
-    mask = masks.causal_document(seqlens=[30, 45, 25])
+def test_a_training_mask_serves_every_chunk(chunk, blocks):
+    n, mask = 100, masks.causal_document(seqlens=[30, 45, 25])
+    if blocks:
+        n, chunk = 300, 3 * chunk
+        kept = torch.tensor([[[1, 0, 0], [0, 1, 0], [1, 0, 1]], [[1, 0, 0], [1, 0, 0], [0, 1, 0]]], dtype=torch.bool)
+        mask = masks.causal(n).replace(block_mask=kept[None])
     q, k, v = (torch.randn(1, n, 2, 32) for _ in range(3))
     from flashmask import flashmask_attention
 
@@ -288,12 +292,8 @@ def test_a_training_mask_serves_every_chunk(chunk):
 def test_a_training_mask_goes_on_past_its_end():
     mask = SequenceMask.from_mask(masks.causal_document(seqlens=[3, 5]))
     assert mask.bounds.flatten().tolist() == [3, 3, 3] + [FOR_GOOD] * 5
-    for other, name in (
-        (masks.causal(8).replace(q_offset=1), "q_offset"),
-        (masks.causal(8).replace(block_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool)), "block_mask"),
-    ):
-        with pytest.raises(UnsupportedError, match=f"a {name}"):
-            SequenceMask.from_mask(other)
+    with pytest.raises(UnsupportedError, match="a q_offset"):
+        SequenceMask.from_mask(masks.causal(8).replace(q_offset=1))
     with pytest.raises(ValueError, match="must be square"):
         SequenceMask.from_mask(masks.causal(8).replace(seqlen_k=9))
 
@@ -328,6 +328,35 @@ def test_a_plan_serves_the_calls_that_it_was_updated_for():
         flashmask_with_kvcache(q, KvCache(cache.k, cache.v, cache.page_table, cache.seqlens.clone()), mask, plan)
     with pytest.raises(ValueError, match="max_batch 1"):
         CachePlan(1, 16, 64, 4, 2, 32).update(mask, cache)
+
+
+def test_attributes_that_are_set_are_those_of_the_next_call():
+    batch, other = draw([40, 20], [2, 2]), draw([40, 20], [2, 2])
+    q, cache, second = torch.stack(batch.q), paged(batch, 16), paged(other, 16, lists=True)
+    before = flashmask_with_kvcache(q, cache)
+    cache.seqlens = cache.seqlens - 3
+    assert torch.equal(
+        flashmask_with_kvcache(q, cache),
+        flashmask_with_kvcache(q, KvCache(cache.k, cache.v, cache.page_table, cache.seqlens)),
+    )
+    for name in ("k", "v", "page_table", "seqlens"):
+        setattr(cache, name, getattr(second, name))
+    assert cache.batch == 2
+    got = flashmask_with_kvcache(q, cache)
+    assert torch.equal(got, flashmask_with_kvcache(q, second)) and not torch.equal(got, before)
+    pair = list(second.page_table)
+    cache.page_table = pair
+    flashmask_with_kvcache(q, cache)
+    pair[1] = None
+    assert torch.equal(flashmask_with_kvcache(q, cache), got)
+
+
+def test_a_scale_may_be_set_to_a_number():
+    batch = draw([8], [1])
+    cache, q = paged(batch, 16, dtype=torch.float8_e4m3fn), torch.stack(batch.q)
+    cache.v_scale = 0.5
+    want = flashmask_with_kvcache(q, KvCache(cache.k, cache.v, cache.page_table, cache.seqlens)) * 0.5
+    assert torch.equal(flashmask_with_kvcache(q, cache), want) and cache.v_scale.item() == 0.5
 
 
 def test_results_go_where_they_are_wanted():

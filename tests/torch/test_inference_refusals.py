@@ -98,6 +98,37 @@ def test_arguments_of_another_kind_are_named(q, cache, changes, words):
         attend(**{"q": q, "cache": cache, **changes})
 
 
+@pytest.mark.parametrize(
+    "name, wrong, words",
+    [
+        ("k", 3, "k is 3 .int.; it must be a torch.Tensor .pages, page_size, heads_kv, dim"),
+        ("v", torch.zeros(6, 16, 2), "v has shape .*4 dimensions"),
+        ("v", torch.zeros(6, 16, 2, 32).to(torch.float8_e5m2), "v is torch.float8_e5m2"),
+        ("page_table", (torch.zeros(3).int(),), "page_table has 1 entries"),
+        ("page_table", [[0, 2, 4], torch.zeros(3).int()], "page_indptr is .*list"),
+        ("seqlens", [30, 20], "seqlens is .*list"),
+        ("seqlens", torch.ones(2, dtype=torch.int32, device="meta"), "seqlens is on meta and k on cpu"),
+        ("k_scale", "1", "k_scale is '1'"),
+        ("layout", "HND", "layout is 'HND'; it must be 'NHD'"),
+    ],
+)
+def test_an_attribute_that_is_set_is_checked_by_the_next_use(q, cache, rows, name, wrong, words):
+    plan = CachePlan(2, 4, 48, 4, 2, 32)
+    want, before = attend(q, cache), getattr(cache, name)
+    setattr(cache, name, wrong)
+    for use in (
+        lambda: attend(q, cache),
+        lambda: append_kv(rows, rows, cache),
+        lambda: plan.update(None, cache),
+        lambda: explain(q, cache),
+        cache.validate,
+    ):
+        with pytest.raises((TypeError, ValueError, UnsupportedError), match=words):
+            use()
+    setattr(cache, name, before)
+    assert torch.equal(attend(q, cache), want)
+
+
 def test_other_functions_name_arguments_of_another_kind(q, cache, rows):
     plan = CachePlan(2, 4, 48, 4, 2, 32)
     for call in (
@@ -158,3 +189,19 @@ def test_compiled_code_updates_a_plan_and_calls_with_it(q, cache):
     arguments = q, cache.k, cache.v, cache.page_table, cache.seqlens
     for got, want in zip(torch.compile(step, fullgraph=True, backend="aot_eager")(*arguments), step(*arguments)):
         assert torch.equal(got, want)
+
+
+def test_compiled_code_takes_a_cache_and_a_plan_from_outside(q, cache, rows):
+    plan, mask = CachePlan(2, 4, 48, 4, 2, 32), SequenceMask(window_size=(9, 0))
+
+    def step(q, rows, seqlens):
+        cache.seqlens = seqlens
+        append_kv(rows, rows, cache)
+        plan.update(mask, cache, rows=2)
+        return attend(q, cache, mask, plan)
+
+    lengths = torch.tensor([29, 17]).int()
+    with torch.no_grad():
+        want = step(q, rows, lengths)
+        got = torch.compile(step, fullgraph=True, backend="aot_eager")(q, rows, lengths)
+        assert torch.equal(got, want) and cache.seqlens is lengths and torch.equal(attend(q, cache, mask), want)

@@ -71,7 +71,7 @@ void each_random_case(const VerifyArguments& arguments, const TakeCase& take) {
   const std::vector<std::string> refused = verify::refused_features(arguments.backend);
   for (int64_t n = 0; n < arguments.cases; ++n) {
     if (arguments.caches == "only" || (has_caches(arguments) && n % kOneInCached == kOneInCached - 1)) {
-      take(verify::random_cached_case(arguments.seed, n));
+      take(verify::random_cached_case(arguments.seed, n, arguments.backend));
     } else {
       take(verify::random_case(arguments.seed, n, families, refused));
     }
@@ -112,7 +112,7 @@ void each_case(const VerifyArguments& arguments, const TakeCase& take) {
       for (const verify::Case& c : covering_cases(arguments)) take(c);
     }
     if (has_covering_caches(arguments)) {
-      for (const verify::CachedCase& c : verify::covering_cached_cases()) take(c);
+      for (const verify::CachedCase& c : verify::covering_cached_cases(arguments.backend)) take(c);
     }
   }
   for (const std::string& line : arguments.lines) take(verify::parse_any_case(line));

@@ -41,6 +41,18 @@ inline double rounding(DataType dtype, double value) {
   return value == 0 ? 0 : std::ldexp(half_unit(dtype), std::ilogb(value));
 }
 
+/// Limit of an error that rounding makes alone: of weights, each by up to half a unit, whose terms' magnitudes add up
+/// to `largest_sum` at most, and of the result.
+inline double rounded_weights_limit(DataType dtype, double largest_sum, double largest) {
+  return half_unit(dtype) * largest_sum + rounding(dtype, largest);
+}
+
+/// Limit of an error that rounding scores of magnitude `score` to float32 makes: of weights, in their terms and in
+/// their sum.
+inline double rounded_scores_limit(double score, double largest_sum) {
+  return 2 * rounding(DataType::kFloat32, score) * largest_sum;
+}
+
 /// Limit of an error of lse, in lse_unit()s.
 constexpr double lse_limit(DataType dtype) { return dtype == DataType::kFloat32 ? 1e-5 : 1e-3; }
 inline double lse_unit(double lse) { return std::isfinite(lse) ? std::max(1.0, std::fabs(lse)) : 1; }

@@ -20,6 +20,8 @@ constexpr Words<ScaleShape, 6> kScales{{{ScaleShape::kNone, "none"},
 constexpr Words<CachedPositions, 3> kPositions{{{CachedPositions::kNone, "none"},
                                                 {CachedPositions::kRows, "rows"},
                                                 {CachedPositions::kRowsAndKeys, "rows_and_keys"}}};
+constexpr Words<CachedBlocks, 3> kBlocks{
+    {{CachedBlocks::kNone, "none"}, {CachedBlocks::kKeys, "keys"}, {CachedBlocks::kRowsAndKeys, "rows_and_keys"}}};
 constexpr Words<Layout, 3> kLayouts{{{Layout::kBshd, "nhd"}, {Layout::kBhsd, "hnd"}, {Layout::kPadded, "padded"}}};
 constexpr Words<KeyLayout, 2> kKeyLayouts{{{KeyLayout::kSequences, "sequences"}, {KeyLayout::kPages, "pages"}}};
 constexpr Words<DataType, 3> kDtypes{
@@ -77,6 +79,8 @@ const Setters<CachedCase>& setters() {
       {"tail", integer_setter(&C::tail, 0, kMaxTail)},
       {"tail_lens", word_setter(&C::tail_lens, kYesNo)},
       {"tail_depth", word_setter(&C::tail_depth, kYesNo)},
+      {"blocks", word_setter(&C::blocks, kBlocks)},
+      {"blocks_by_head", word_setter(&C::blocks_by_head, kYesNo)},
       {"sink", word_setter(&C::sink, kYesNo)},
       {"k_scale", word_setter(&C::k_scale, kScales)},
       {"v_scale", word_setter(&C::v_scale, kScales)},
@@ -141,6 +145,8 @@ std::string describe(const CachedCase& c) {
   add(c.tail != 0, "tail", c.tail);
   add(c.tail_lens, "tail_lens", yes_no(c.tail_lens));
   add(c.tail_depth, "tail_depth", yes_no(c.tail_depth));
+  add(c.blocks != usual.blocks, "blocks", word(kBlocks, c.blocks));
+  add(c.blocks_by_head, "blocks_by_head", yes_no(c.blocks_by_head));
   add(c.sink, "sink", yes_no(c.sink));
   line += describe(c.features, score_features());
   add(c.k_scale != usual.k_scale, "k_scale", word(kScales, c.k_scale));

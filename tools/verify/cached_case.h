@@ -21,6 +21,9 @@ enum class ScaleShape { kNone, kTensor, kHead, kPage, kToken, kTokenHead };
 /// Positions that a mask over a cache is given.
 enum class CachedPositions { kNone, kRows, kRowsAndKeys };
 
+/// Block mask that a mask over a cache is given: of blocks of keys, or of rows and keys.
+enum class CachedBlocks { kNone, kKeys, kRowsAndKeys };
+
 /// One call over a KV cache to check. Everything random in it follows from `seed`.
 struct CachedCase {
   CacheTables tables = CacheTables::kTable;
@@ -44,6 +47,8 @@ struct CachedCase {
   CachedPositions positions = CachedPositions::kNone;
   int64_t tail = 0;
   bool tail_lens = false, tail_depth = false;
+  CachedBlocks blocks = CachedBlocks::kNone;
+  bool blocks_by_head = false;
   bool sink = false;
   CaseFeatures features{};  ///< only those of score_features()
   ScaleShape k_scale = ScaleShape::kNone, v_scale = ScaleShape::kNone;

@@ -15,6 +15,7 @@ namespace flashmask::verify {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr int64_t kBlock = 128;  ///< rows and keys of a block mask's blocks
 
 std::size_t index(int64_t row, int64_t heads, int64_t head, int64_t dim = 1, int64_t column = 0) {
   return static_cast<std::size_t>((row * heads + head) * dim + column);
@@ -41,6 +42,7 @@ class Drawing {
     if (c_.tail > 0) draw_tail(r);
     draw_missing(r);
     for (int64_t h = 0; h < c_.heads_q; ++h) r.slopes.push_back(static_cast<float>(std::exp2(-8 * random_.real())));
+    if (c_.blocks != CachedBlocks::kNone) draw_blocks(r);
     return r;
   }
 
@@ -128,6 +130,17 @@ class Drawing {
     }
   }
 
+  /// Now and then the mask ends before the keys do, or the rows.
+  void draw_blocks(DrawnRequest& r) {
+    const int64_t most = *std::ranges::max_element(c_.keys), blocks = (most + kBlock - 1) / kBlock,
+                  left_out = static_cast<int64_t>(c_.seed % 4 == 0);
+    r.key_blocks = std::max<int64_t>(blocks - left_out, 1);
+    r.row_blocks = c_.blocks == CachedBlocks::kKeys ? 1 : std::max<int64_t>(blocks - left_out, 2);
+    const int64_t heads = c_.blocks_by_head ? c_.heads_kv : 1, percent = random_.integer(20, 80);
+    for (int64_t n = 0; n < heads * r.row_blocks * r.key_blocks; ++n)
+      r.block_mask.push_back(random_.integer(0, 99) < percent);
+  }
+
   void draw_missing(DrawnRequest& r) {
     r.missing.resize(static_cast<std::size_t>(r.keys));
     if (!c_.bad || !c_.has_tables()) return;
@@ -196,6 +209,14 @@ bool is_hidden(const CachedCase& c, const DrawnRequest& request, int64_t r, int6
   return in_rows(r, x[0], end(x[1])) || in_rows(r, x[2], end(x[3]));
 }
 
+bool is_in_hidden_block(const CachedCase& c, const DrawnRequest& request, int64_t r, int64_t j, int64_t hk) {
+  const int64_t row_block = request.row_blocks == 1 ? 0 : r / kBlock, key_block = j / kBlock;
+  if (row_block >= request.row_blocks || key_block >= request.key_blocks) return false;
+  const int64_t head = c.blocks_by_head ? hk : 0;
+  return !request.block_mask[static_cast<std::size_t>((head * request.row_blocks + row_block) * request.key_blocks +
+                                                      key_block)];
+}
+
 /// Position of a row or key by its place in the tail.
 int64_t tail_position(const CachedCase& c, const DrawnRequest& request, int64_t at) {
   if (!c.tail_depth || c.tail == 0 || at < request.tail_begin()) return at;
@@ -241,6 +262,8 @@ void sum_row(const CachedDraw& draw, const DrawnRequest& request, int64_t h, int
   for (double& x : out) x = sum == 0 ? 0 : x / sum;
   double& most = results.sums[static_cast<std::size_t>(h)];
   for (const double x : magnitudes) most = std::max(most, sum == 0 ? 0 : x / sum);
+  double& score = results.scores[static_cast<std::size_t>(h)];
+  if (std::isfinite(largest)) score = std::max(score, std::fabs(largest));
   results.lse.head(0, h)[static_cast<std::size_t>(i)] = sum == 0 ? -kInfinity : largest + std::log(sum);
 }
 
@@ -313,13 +336,14 @@ bool CachedDraw::sees(const DrawnRequest& request, int64_t r, int64_t j, int64_t
   } else if ((c.causal && ahead > 0) || (c.window.right >= 0 && ahead > c.window.right)) {
     return false;
   }
-  return !is_hidden(c, request, r, j, hk);
+  return !is_hidden(c, request, r, j, hk) && !is_in_hidden_block(c, request, r, j, hk);
 }
 
 RequestResults run_cached_oracle(const CachedDraw& draw, const DrawnRequest& request) {
   const CachedCase& c = draw.c;
   RequestResults results{HeadArray(1, c.heads_q, request.rows, c.head_dim_v), HeadArray(1, c.heads_q, request.rows, 1),
                          std::vector<uint8_t>(static_cast<std::size_t>(c.heads_kv * request.rows * request.keys)),
+                         std::vector<double>(static_cast<std::size_t>(c.heads_q)),
                          std::vector<double>(static_cast<std::size_t>(c.heads_q))};
   for (int64_t h = 0; h < c.heads_q; ++h) {
     for (int64_t i = 0; i < request.rows; ++i) sum_row(draw, request, h, i, results);

@@ -22,6 +22,8 @@ struct DrawnRequest {
   std::vector<uint8_t> bits;     ///< [T, T]
   std::vector<uint8_t> missing;  ///< [keys]: the key's page is not there
   std::vector<float> slopes;     ///< [heads_q]
+  int64_t row_blocks = 0, key_blocks = 0;
+  std::vector<uint8_t> block_mask;  ///< [1 or heads_kv, row_blocks, key_blocks]; empty: there is none
 
   /// The sequence's row that row 0 is; below 0 where there are more rows than keys.
   int64_t first_row() const { return keys - rows; }
@@ -53,6 +55,7 @@ struct RequestResults {
   HeadArray lse;                 ///< [1, heads_q, rows, 1]
   std::vector<uint8_t> visible;  ///< [heads_kv, rows, keys]
   std::vector<double> sums;      ///< [heads_q]: of the magnitudes that an element of out is the sum of, the largest
+  std::vector<double> scores;    ///< [heads_q]: the largest magnitude of a row's largest score
 };
 
 /// The oracle: sums over every key, in float64.

@@ -64,6 +64,7 @@ CachedTensors::CachedTensors(const CachedDraw& draw, const CachedPlacement& plac
   lay_keys();
   lay_columns();
   if (c_.tail > 0) lay_tail();
+  if (c_.blocks != CachedBlocks::kNone) lay_blocks();
   lay_features();
   args_.mask.causal = c_.causal;
   args_.mask.window_left = c_.window.left;
@@ -332,6 +333,17 @@ void CachedTensors::lay_tail() {
   }
 }
 
+void CachedTensors::lay_blocks() {
+  const DrawnRequest& first = draw_.requests[0];
+  const DataType dtype = c_.seed % 2 == 0 ? DataType::kBool : DataType::kUInt8;
+  TensorView& t = args_.mask.block_mask;
+  t = own(Tensor::contiguous(dtype,
+                             {c_.batch(), c_.blocks_by_head ? c_.heads_kv : 1, first.row_blocks, first.key_blocks}))
+          .view();
+  auto* at = static_cast<uint8_t*>(t.data);
+  for (const DrawnRequest& r : draw_.requests) at = std::ranges::copy(r.block_mask, at).out;
+}
+
 void CachedTensors::lay_features() {
   features_ = numbers(c_.features);
   if (c_.sink) {
@@ -422,7 +434,7 @@ std::vector<std::byte> CachedTensors::lse_bits(std::size_t b) const {
 
 RequestResults CachedTensors::results(std::size_t b) const {
   const int64_t rows = draw_.requests[b].rows;
-  RequestResults results{HeadArray(1, c_.heads_q, rows, c_.head_dim_v), HeadArray(1, c_.heads_q, rows, 1), {}, {}};
+  RequestResults results{HeadArray(1, c_.heads_q, rows, c_.head_dim_v), HeadArray(1, c_.heads_q, rows, 1), {}, {}, {}};
   const std::vector<std::byte> out = out_bits(b), lse = lse_bits(b);
   int64_t at = 0;
   for (int64_t i = 0; i < rows; ++i) {

@@ -74,6 +74,7 @@ class CachedTensors {
   void lay_columns();
   void lay_column(std::size_t b, int64_t j, const std::optional<Place>& at);
   void lay_tail();
+  void lay_blocks();
   void lay_features();
 
   const CachedDraw& draw_;

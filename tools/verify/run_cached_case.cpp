@@ -123,6 +123,7 @@ class CachedRun {
             &mask.tail_depth,
             &mask.q_pos,
             &mask.k_pos,
+            &mask.block_mask,
             &features.sink,
             &features.alibi_slopes};
   }
@@ -186,23 +187,26 @@ class CachedRun {
     std::optional<HeadArray> plain;
     if (c_.dtype != DataType::kFloat32) plain = run_cached_plain(draw_, request, exact.visible);
     for (int64_t h = 0; h < c_.heads_q; ++h) {
-      check_head(b, h, got.out.head(0, h), exact.out.head(0, h), exact.sums[static_cast<std::size_t>(h)], plain);
+      check_head(b, h, got.out.head(0, h), exact, plain);
       for (int64_t i = 0; i < request.rows; ++i) check_lse(b, h, i, got, exact);
     }
   }
 
-  /// The accuracy rule, and never less than the rounding of the largest number: of a few rows, or of one, the plain
-  /// implementation's error is a matter of luck. Sums may cancel: the limit follows what is summed, too.
-  double limit(const std::span<const double> exact, double largest_sum, int64_t h,
-               const std::optional<HeadArray>& plain) const {
-    const double largest = largest_magnitude(exact);
-    if (!plain) return numerics::float32_limit(largest, largest_sum);
-    const double error = std::max(largest_error(plain->head(0, h), exact), numerics::rounding(c_.dtype, largest));
-    return numerics::plain_limit(error);
+  /// The accuracy rule, and never less than what roundings alone can make: of a few rows, or of one, the plain
+  /// implementation's error is a matter of luck, sums may cancel, and scores may be large under ALiBi.
+  double limit(const RequestResults& exact, int64_t h, const std::optional<HeadArray>& plain) const {
+    const double largest = largest_magnitude(exact.out.head(0, h)), sum = exact.sums[static_cast<std::size_t>(h)];
+    if (!plain) {
+      const double score = exact.scores[static_cast<std::size_t>(h)];
+      return std::max(numerics::float32_limit(largest, sum), numerics::rounded_scores_limit(score, sum));
+    }
+    const double error =
+        std::max(largest_error(plain->head(0, h), exact.out.head(0, h)), numerics::rounding(c_.dtype, largest));
+    return std::max(numerics::plain_limit(error), numerics::rounded_weights_limit(c_.dtype, sum, largest));
   }
-  void check_head(std::size_t b, int64_t h, std::span<const double> got, std::span<const double> exact,
-                  double largest_sum, const std::optional<HeadArray>& plain) {
-    const double error = largest_error(got, exact), most = limit(exact, largest_sum, h, plain);
+  void check_head(std::size_t b, int64_t h, std::span<const double> got, const RequestResults& exact,
+                  const std::optional<HeadArray>& plain) {
+    const double error = largest_error(got, exact.out.head(0, h)), most = limit(exact, h, plain);
     if (error == 0) return;
     double& worst = verdict_.figures["out"];
     worst = std::max(worst, error / most);

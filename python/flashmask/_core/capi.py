@@ -224,7 +224,7 @@ class SequenceMask(C.Structure):
         ("flags", C.c_uint32),
         ("window_left", C.c_int64),
         ("window_right", C.c_int64),
-        *((n, Tensor) for n in "bounds tail tail_lens tail_depth q_pos k_pos".split()),
+        *((n, Tensor) for n in "bounds tail tail_lens tail_depth q_pos k_pos block_mask".split()),
     ]
 
 

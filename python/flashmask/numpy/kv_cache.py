@@ -16,7 +16,7 @@ from .arrays import Array, Numpy, checked_array
 CacheLayout: TypeAlias = Literal["NHD", "HND"]
 KeyLayout: TypeAlias = Literal["auto", "sequences", "pages"]
 _LAYOUTS = {"NHD": "[pages, page_size, heads_kv, dim]", "HND": "[pages, heads_kv, page_size, dim]"}
-_SEQUENCES = ("tail", "tail_lens", "tail_depth", "q_pos")
+_SEQUENCES = ("tail", "tail_lens", "tail_depth", "q_pos", "block_mask")
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -104,7 +104,7 @@ class KvCache:
 @dataclasses.dataclass(frozen=True, eq=False)
 class SequenceMask:
     """A mask of sequences: which keys their rows see. Rows and keys count from the beginning of the *sequence*, so one
-    mask serves prefill, every chunk and decode. All arrays are int32 and borrowed.
+    mask serves prefill, every chunk and decode. All arrays but block_mask are int32, and all are borrowed.
 
     causal: keys after a row's position are hidden.
     window_size: (left, right), keys around a row's position that it sees; -1: open. An int is both sides.
@@ -119,6 +119,9 @@ class SequenceMask:
     q_pos: positions of the call's rows, of q's first dimensions. None: the index of the row's own key.
     k_pos: positions of keys, [1 or batch, columns], or beside the pages [pages, page_size]. Needs q_pos. None: the
         index of the key.
+    block_mask: bool or uint8 [1 or batch, 1 or heads_kv, row blocks, key blocks]: the sequence's row i sees key j only
+        where element [i // 128, j // 128] is not 0. One row block stands for all rows; blocks past the last hide
+        nothing. Keys of a hidden block are not read.
     key_layout: how bounds and k_pos lie: by "sequences" or beside the "pages"; "auto": a call decides by their shapes.
 
     Raises TypeError or ValueError if an argument is wrong in itself; a call checks shapes, and raises ValueError naming
@@ -134,6 +137,7 @@ class SequenceMask:
     q_pos: Array | None = None
     k_pos: Array | None = None
     _: dataclasses.KW_ONLY
+    block_mask: Array | None = None
     key_layout: KeyLayout = "auto"
 
     def __post_init__(self) -> None:

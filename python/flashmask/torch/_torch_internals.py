@@ -22,6 +22,7 @@ __all__ = [
     "are_transforms_active",
     "assert_async",
     "below_autograd",
+    "entry_of",
     "is_any_autocast_enabled",
     "is_dual_level_active",
     "is_fake",
@@ -60,13 +61,18 @@ def below_autograd(operator: Any) -> Callable[..., Any]:
     guard = _find("_C._AutoDispatchBelowAutograd")
     if guard is None:
         return _in_inference_mode(operator)
-    kernel = getattr(operator, "_op", operator)  # saves the overload's own __call__
+    kernel = entry_of(operator)
 
     def call(*arguments: Any) -> Any:
         with guard():
             return kernel(*arguments)
 
     return call
+
+
+def entry_of(operator: Any) -> Callable[..., Any]:
+    """A function that calls an operator's overload with arguments by position, and saves the overload's __call__."""
+    return operator if os.environ.get("FLASHMASK_PUBLIC_TORCH") else getattr(operator, "_op", operator)
 
 
 def _in_inference_mode(operator: Any) -> Callable[..., Any]:

@@ -13,11 +13,16 @@ from .._core.annotations import Backend
 from .._core.docstrings import composed
 from .._core.errors import UnsupportedError
 from . import ops, tensor_arguments
+from ._torch_internals import entry_of
 from .explain import place_of
 from .kv_cache import KvCache, SequenceMask, call_struct, check_kind
 
 SPLIT_SIZE = 1024
-_ops = torch.ops.flashmask
+_CAUSAL = SequenceMask()
+_forward, _build_plan, _append = (
+    getattr(torch.ops.flashmask, name).default for name in ("cached_forward", "cached_plan_build", "append_kv")
+)
+_enter_forward, _enter_build_plan, _enter_append = (entry_of(x) for x in (_forward, _build_plan, _append))
 
 # Arguments of other libraries' functions, and how to have the same here.
 _ELSEWHERE = {
@@ -118,16 +123,18 @@ class CachePlan:
         """Prepares calls with this mask (None: causal), this cache but for its k, v and scales, and these
         cu_seqlens_q, or without them this many rows of each request. Reads nothing back, so a CUDA graph may hold it.
         Raises ValueError if the plan has no room."""
-        _check_call(cache, mask, cu_seqlens_q=cu_seqlens_q)
+        _check_call(cache, mask, {}, {"cu_seqlens_q": cu_seqlens_q})
         ops.call(
-            _ops.cached_plan_build,
+            _build_plan,
             self.buffer,
             self.state,
             *cache.operands(),
-            *_rows_and_mask(mask, cache, cache.batch, cu_seqlens_q),
+            cu_seqlens_q,
+            *(mask or _CAUSAL).operands(cache, cache.batch),
             self.batch_invariant,
             self.split_size,
             arguments.integer("rows", rows, 0),
+            entry=_enter_build_plan,
         )
 
     def __repr__(self) -> str:
@@ -220,13 +227,16 @@ def flashmask_with_kvcache(
     {raises}
     RuntimeError where gradients are on and q or the cache requires one: there is no backward.
     """
-    refuse_elsewhere(elsewhere)
-    given = {"sink": sink, "alibi_slopes": alibi_slopes}
-    _check_call(cache, mask, q=q, cu_seqlens_q=cu_seqlens_q, out=out, lse=lse, **given)
+    if elsewhere:
+        refuse_elsewhere(elsewhere)
+    optional = {"cu_seqlens_q": cu_seqlens_q, "out": out, "lse": lse, "sink": sink, "alibi_slopes": alibi_slopes}
+    _check_call(cache, mask, {"q": q}, optional)
     if plan is not None:
         check_kind("plan", plan, CachePlan)
     arguments.check_dimensions("q", q.shape, _dimensions(cu_seqlens_q))
-    check_no_gradient({"q": q, **_contents(cache), **given})
+    operands = cache.operands()
+    if torch.is_grad_enabled():
+        refuse_gradients({"q": q, **_contents(cache), "sink": sink, "alibi_slopes": alibi_slopes})
     is_packed = cu_seqlens_q is not None
     batch = cu_seqlens_q.shape[0] - 1 if cu_seqlens_q is not None else q.shape[0]
     if arguments.flag("validate", validate):
@@ -235,19 +245,20 @@ def flashmask_with_kvcache(
         del keep
     softmax_scale, _, max_ctas = ops.read_options(softmax_scale, None, backend, max_ctas)
     wants_lse = arguments.flag("return_softmax_lse", return_softmax_lse)
-    written = [x for x in (out, lse) if x is not None]
+    written = () if out is lse is None else [x for x in (out, lse) if x is not None]
     if out is None:
-        out = q.new_empty((*q.shape[:-1], cache.v.shape[3]))
+        out = _new_out(q, operands[1].shape[3])
     if lse is None and wants_lse:
         shape = (q.shape[1], q.shape[0]) if is_packed else (q.shape[0], q.shape[2], q.shape[1])
         lse = q.new_empty(shape, dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
     ops.call(
-        _ops.cached_forward,
+        _forward,
         out,
         lse,
         q,
-        *cache.operands(),
-        *_rows_and_mask(mask, cache, batch, cu_seqlens_q),
+        *operands,
+        cu_seqlens_q,
+        *(mask or _CAUSAL).operands(cache, batch),
         softmax_scale,
         arguments.number("softcap", softcap),
         sink,
@@ -258,8 +269,10 @@ def flashmask_with_kvcache(
         None if plan is None else plan.state,
         backend,
         max_ctas,
+        entry=_enter_forward,
     )
-    _note_writes(written)
+    if written:
+        _note_writes(written)
     if not wants_lse:
         return out
     assert lse is not None
@@ -289,16 +302,19 @@ def append_kv(
     Raises TypeError or ValueError if an argument is wrong, RuntimeError where gradients are on and k, v or the cache
     requires one.
     """
-    _check_call(cache, mask, k=k, v=v, cu_seqlens=cu_seqlens, slots=slots, bounds=bounds)
+    _check_call(cache, mask, {"k": k, "v": v}, {"cu_seqlens": cu_seqlens, "slots": slots, "bounds": bounds})
     tensor_arguments.check_one_device(k=k, v=v)
-    check_no_gradient({"k": k, "v": v, **_contents(cache)})
+    operands = cache.operands()
+    if torch.is_grad_enabled():
+        refuse_gradients({"k": k, "v": v, **_contents(cache)})
     if bounds is not None and (mask is None or mask.bounds is None):
         raise ValueError("bounds is given and mask has none to write them to; mask=SequenceMask(bounds=..)")
     target, causal, in_pages = None, True, False
     if bounds is not None and mask is not None:
         batch = k.shape[0] if k.ndim == 4 else None if cu_seqlens is None else cu_seqlens.shape[0] - 1
         target, causal, in_pages = mask.bounds, mask.causal, mask.layout_for(cache, batch) == "pages"
-    ops.call(_ops.append_kv, k, v, *cache.operands(), cu_seqlens, slots, bounds, target, causal, in_pages)
+    rest = (cu_seqlens, slots, bounds, target, causal, in_pages)
+    ops.call(_append, k, v, *operands, *rest, entry=_enter_append)
     _note_writes([cache.k, cache.v] if target is None else [cache.k, cache.v, target])
 
 
@@ -314,7 +330,7 @@ def explain(
     """Says as JSON which backend and kernel a call would take, how it divides sequences and finds keys, and the bytes
     that it will read, null where lengths are on a device. `rejected` says why a backend does not take it.
     """
-    _check_call(cache, mask, q=q, cu_seqlens_q=cu_seqlens_q)
+    _check_call(cache, mask, {"q": q}, {"cu_seqlens_q": cu_seqlens_q})
     args, keep = call_struct(cache, mask, q, cu_seqlens_q, on_host=not q.is_cuda)
     args.split_size = arguments.integer("split_size", split_size, 1)
     place = place_of(q.device) if q.is_cuda else {"threads": torch.get_num_threads()}
@@ -330,23 +346,22 @@ def _dimensions(cu_seqlens_q: torch.Tensor | None) -> str:
     return "[batch, m, heads_q, head_dim]" if cu_seqlens_q is None else "[rows, heads_q, head_dim]"
 
 
-def _rows_and_mask(
-    mask: SequenceMask | None, cache: KvCache, batch: int, cu_seqlens_q: torch.Tensor | None
-) -> tuple[Any, ...]:
-    """cu_seqlens_q and a mask as the operators take them."""
-    return cu_seqlens_q, *(mask or SequenceMask()).operands(cache, batch)
+def _new_out(q: torch.Tensor, head_dim_v: int) -> torch.Tensor:
+    """A contiguous out for q."""
+    if q.shape[-1] == head_dim_v:  # takes less host time than new_empty
+        return torch.empty_like(q, memory_format=torch.contiguous_format)
+    return q.new_empty((*q.shape[:-1], head_dim_v))
 
 
-_OPTIONAL = ("cu_seqlens_q", "cu_seqlens", "slots", "bounds", "out", "lse", "sink", "alibi_slopes")
-
-
-def _check_call(cache: KvCache, mask: SequenceMask | None, **tensors: torch.Tensor | None) -> None:
+def _check_call(cache: KvCache, mask: SequenceMask | None, required: dict[str, Any], optional: dict[str, Any]) -> None:
     """TypeError naming the first argument that is of another kind than it must be."""
     check_kind("cache", cache, KvCache)
     if mask is not None:
         check_kind("mask", mask, SequenceMask)
-    for name, x in tensors.items():
-        if x is not None or name not in _OPTIONAL:
+    for name, x in required.items():
+        tensor_arguments.check_dense(name, x)
+    for name, x in optional.items():
+        if x is not None:
             tensor_arguments.check_dense(name, x)
 
 
@@ -355,10 +370,8 @@ def _contents(cache: KvCache) -> dict[str, Any]:
     return {"cache.k": cache.k, "cache.v": cache.v, "k_scale": cache.k_scale, "v_scale": cache.v_scale}
 
 
-def check_no_gradient(tensors: dict[str, Any]) -> None:
-    """RuntimeError where gradients are on and one of the tensors, by name, requires one."""
-    if not torch.is_grad_enabled():
-        return
+def refuse_gradients(tensors: dict[str, Any]) -> None:
+    """RuntimeError if one of the tensors, by name, requires a gradient; for calls where gradients are on."""
     for name, x in tensors.items():
         if getattr(x, "requires_grad", False):
             raise RuntimeError(
@@ -371,9 +384,7 @@ def _note_writes(tensors: list[torch.Tensor]) -> None:
     """Lets a backward that saved one of the tensors find out that it was written since."""
     if torch.compiler.is_compiling():  # the schemas tell compiled code
         return
-    for x in tensors:
-        if not x.is_inference():
-            torch.autograd.graph.increment_version(x)
+    torch.autograd.graph.increment_version([x for x in tensors if not x.is_inference()])
 
 
 @torch.library.register_fake("flashmask::cached_forward")

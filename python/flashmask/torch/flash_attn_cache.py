@@ -9,7 +9,7 @@ import torch
 
 from .._core import arguments
 from .._core.annotations import Window
-from .cached_attention import append_kv, check_no_gradient, flashmask_with_kvcache, refuse_elsewhere
+from .cached_attention import append_kv, flashmask_with_kvcache, refuse_elsewhere, refuse_gradients
 from .kv_cache import KvCache, SequenceMask
 
 
@@ -62,7 +62,8 @@ def flash_attn_with_kvcache(
     to the same places.
     """
     refuse_elsewhere({"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "cache_leftpad": cache_leftpad, **elsewhere})
-    check_no_gradient({"q": q, "k": k, "v": v, "sink": sink, "alibi_slopes": alibi_slopes})
+    if torch.is_grad_enabled():
+        refuse_gradients({"q": q, "k": k, "v": v, "sink": sink, "alibi_slopes": alibi_slopes})
     if block_table is not None and page_table is not None:
         raise ValueError("block_table and page_table are both given; they are one argument by two names")
     table = block_table if page_table is None else page_table

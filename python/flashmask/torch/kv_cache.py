@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes as C
 import dataclasses
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 
@@ -20,6 +20,8 @@ KeyLayout: TypeAlias = Literal["auto", "sequences", "pages"]
 Table: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
 LAYOUTS = {"NHD": "[pages, page_size, heads_kv, dim]", "HND": "[pages, heads_kv, page_size, dim]"}
 FOR_GOOD = 2**31 - 1  # a row that no sequence reaches
+_OTHER_FLOAT8 = (torch.float8_e5m2, torch.float8_e5m2fnuz, torch.float8_e4m3fnuz)
+_TABLES = ("page_table", "page_indptr", "page_indices", "seqlens", "k_scale", "v_scale")
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -38,6 +40,8 @@ class KvCache:
         that broadcast to [pages, page_size, heads_kv], in both layouts. None: 1.
     layout: of k and v, "NHD" as above or "HND", [pages, heads_kv, page_size, dim].
 
+    An attribute may be set to another of its kind; the next use checks it.
+
     Raises TypeError or ValueError if an argument is no such tensor; a call checks shapes and dtypes.
     """
 
@@ -48,48 +52,70 @@ class KvCache:
     k_scale: torch.Tensor | float | None = None
     v_scale: torch.Tensor | float | None = None
     layout: CacheLayout = "NHD"
+    _operands: ClassVar[tuple[Any, ...] | None] = None  # what operands() keeps
 
     def __post_init__(self) -> None:
-        layout = arguments.choice("layout", self.layout, LAYOUTS)
-        for name in ("k", "v"):
-            x = getattr(self, name)
-            tensor_arguments.check_tensors(LAYOUTS[layout], **{name: x})
-            if x.dtype in (torch.float8_e5m2, torch.float8_e5m2fnuz, torch.float8_e4m3fnuz):
-                raise UnsupportedError(f"{name} is {x.dtype}; a cache of 8 bits is float8_e4m3fn")
-            setattr(self, name, x.transpose(1, 2) if layout == "HND" else x)
-        for name in ("k_scale", "v_scale"):
-            if (scale := getattr(self, name)) is not None and not isinstance(scale, torch.Tensor):
-                number = torch.full((), arguments.number(name, scale), dtype=torch.float32, device=self.k.device)
-                setattr(self, name, number)
-        self.layout = "NHD"
-        tensor_arguments.check_one_device(k=self.k, v=self.v, **self.tables())
+        if arguments.choice("layout", self.layout, LAYOUTS) == "HND":
+            self._check_keys(LAYOUTS["HND"])
+            self.k, self.v, self.layout = self.k.transpose(1, 2), self.v.transpose(1, 2), "NHD"
+        self.operands()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+        if self._operands is not None:
+            object.__setattr__(self, "_operands", None)
 
     @property
     def batch(self) -> int:
         """Requests."""
-        tables = self.tables()
-        if "page_indptr" in tables:
-            return tables["page_indptr"].shape[0] - 1
-        return tables.get("page_table", self.k).shape[0]
+        k, _, page_table, page_indptr, *_ = self.operands()
+        if page_indptr is not None:
+            return page_indptr.shape[0] - 1
+        return (k if page_table is None else page_table).shape[0]
 
     def tables(self) -> dict[str, torch.Tensor]:
         """Tensors beside k and v that are there, by their names in the operators."""
-        table: Any = self.page_table
-        is_pair = isinstance(table, (tuple, list))
-        if is_pair and len(table) != 2:
-            raise ValueError(f"page_table has {len(table)} entries; it must be a tensor or (indptr, indices)")
-        named = dict(zip(("page_indptr", "page_indices"), table)) if is_pair else {"page_table": table}
-        named |= {"seqlens": self.seqlens, "k_scale": self.k_scale, "v_scale": self.v_scale}
-        given = {name: x for name, x in named.items() if x is not None}
-        for name, x in given.items():
-            tensor_arguments.check_dense(name, x)
-        return given
+        return {name: x for name, x in zip(_TABLES, self.operands()[2:]) if x is not None}
 
     def operands(self) -> tuple[Any, ...]:
-        """k, v and the tables as the operators take them."""
-        tables = self.tables()
-        names = "page_table page_indptr page_indices seqlens k_scale v_scale".split()
-        return self.k, self.v, *(tables.get(name) for name in names)
+        """k, v and the tables as the operators take them: checked once after an attribute was set."""
+        made = self._operands
+        if made is None:
+            made = self._checked_operands()
+            object.__setattr__(self, "_operands", made)
+        return made
+
+    def _checked_operands(self) -> tuple[Any, ...]:
+        arguments.choice("layout", self.layout, ("NHD",))
+        self._check_keys(LAYOUTS["NHD"])
+        for name in ("k_scale", "v_scale"):
+            if (scale := getattr(self, name)) is not None and not isinstance(scale, torch.Tensor):
+                number = torch.full((), arguments.number(name, scale), dtype=torch.float32, device=self.k.device)
+                setattr(self, name, number)
+        tables = dict(zip(_TABLES, (*self._page_tables(), self.seqlens, self.k_scale, self.v_scale)))
+        for name, x in tables.items():
+            if x is not None:
+                tensor_arguments.check_dense(name, x)
+        tensor_arguments.check_one_device(k=self.k, v=self.v, **tables)
+        return self.k, self.v, *tables.values()
+
+    def _check_keys(self, shape: str) -> None:
+        """TypeError, ValueError or UnsupportedError unless k and v are keys and values of this shape, in words."""
+        for name, x in (("k", self.k), ("v", self.v)):
+            tensor_arguments.check_dense(name, x, shape)
+            arguments.check_dimensions(name, x.shape, shape)
+            if x.dtype in _OTHER_FLOAT8:
+                raise UnsupportedError(f"{name} is {x.dtype}; a cache of 8 bits is float8_e4m3fn")
+
+    def _page_tables(self) -> tuple[Any, Any, Any]:
+        """page_table, page_indptr and page_indices."""
+        table: Any = self.page_table
+        if not isinstance(table, (tuple, list)):
+            return table, None, None
+        if len(table) != 2:
+            raise ValueError(f"page_table has {len(table)} entries; it must be a tensor or (indptr, indices)")
+        indptr, indices = self.page_table = tuple(table)  # a list could change without being set
+        return None, indptr, indices
 
     def validate(self) -> None:
         """Raises ValueError naming the first request and value that a call would clamp, or read as zeros.
@@ -107,8 +133,8 @@ class KvCache:
 @dataclasses.dataclass(frozen=True, eq=False)
 class SequenceMask:
     """A mask of sequences: which keys their rows see. Rows and keys count from the beginning of the *sequence*, so one
-    mask serves prefill, every chunk, decode and verification. All tensors are int32, on the cache's device, and
-    borrowed: a store into bounds hides a key from then on.
+    mask serves prefill, every chunk, decode and verification. All tensors but block_mask are int32; all are on the
+    cache's device and borrowed: a store into bounds hides a key from then on.
 
     causal: keys after a row's position are hidden.
     window_size: (left, right), keys around a row's position that it sees; -1: open. An int is both sides.
@@ -123,6 +149,9 @@ class SequenceMask:
     q_pos: positions of the call's rows, of q's first dimensions. None: the index of the row's own key.
     k_pos: positions of keys, [1 or batch, columns], or beside the pages [pages, page_size]. Needs q_pos. None: the
         index of the key.
+    block_mask: bool or uint8 [1 or batch, 1 or heads_kv, row blocks, key blocks]: the sequence's row i sees key j only
+        where element [i // 128, j // 128] is not 0. One row block stands for all rows; blocks past the last hide
+        nothing. Keys of a hidden block are not read.
     key_layout: how bounds and k_pos lie: by "sequences" or beside the "pages"; "auto": a call decides by their shapes.
 
     Raises TypeError or ValueError if an argument is wrong in itself; a call checks shapes, and raises ValueError naming
@@ -138,14 +167,20 @@ class SequenceMask:
     q_pos: torch.Tensor | None = None
     k_pos: torch.Tensor | None = None
     _: dataclasses.KW_ONLY
+    block_mask: torch.Tensor | None = None
     key_layout: KeyLayout = "auto"
+    _operands: ClassVar[tuple[Any, ...]] = ()  # what operands() begins with
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "causal", arguments.flag("causal", self.causal))
-        object.__setattr__(self, "window_size", arguments.window("window_size", self.window_size) or (-1, -1))
+        window = arguments.window("window_size", self.window_size) or (-1, -1)
+        object.__setattr__(self, "window_size", window)
         arguments.choice("key_layout", self.key_layout, caches.KEY_LAYOUTS)
         for name, x in self.tensors().items():
             tensor_arguments.check_dense(name, x)
+        tensors = (self.bounds, self.tail, self.tail_lens, self.tail_depth, self.q_pos, self.k_pos, self.block_mask)
+        operands = (self.causal, *window, self.key_layout == "pages", *tensors)
+        object.__setattr__(self, "_operands", operands)
 
     @classmethod
     def from_mask(cls, mask: Mask) -> SequenceMask:
@@ -153,12 +188,12 @@ class SequenceMask:
         end: keys past its columns see the band alone, and a bound that reaches its last row holds for good.
 
         Raises ValueError if it is not square, and UnsupportedError naming what a mask of sequences has not: a q_offset,
-        a block mask, positions.
+        positions.
         """
         check_kind("mask", mask, Mask)
         if mask.seqlen_q != mask.seqlen_k:
             raise ValueError(f"mask is for {mask.seqlen_q} rows and {mask.seqlen_k} keys; it must be square")
-        refused = {"q_offset": mask.q_offset or None, "block_mask": mask.block_mask, "q_pos": mask.q_pos}
+        refused = {"q_offset": mask.q_offset or None, "q_pos": mask.q_pos}
         for name, x in refused.items():
             if x is not None:
                 raise UnsupportedError(
@@ -168,7 +203,7 @@ class SequenceMask:
         if bounds is not None:
             bounds = torch.where(bounds >= mask.seqlen_q, FOR_GOOD, bounds).to(torch.int32)
         window = mask.window or (-1, -1)
-        return cls(causal=mask.causal, window_size=window, bounds=bounds, key_layout="sequences")
+        return cls(mask.causal, window, bounds, block_mask=mask.block_mask, key_layout="sequences")
 
     def replace(self, **changes: Any) -> SequenceMask:
         """This mask with other arguments."""
@@ -176,7 +211,7 @@ class SequenceMask:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors that are there, by their names."""
-        names = "bounds tail tail_lens tail_depth q_pos k_pos".split()
+        names = "bounds tail tail_lens tail_depth q_pos k_pos block_mask".split()
         return {name: x for name in names if (x := getattr(self, name)) is not None}
 
     def layout_for(self, cache: KvCache, batch: int | None) -> str:
@@ -186,10 +221,10 @@ class SequenceMask:
 
     def operands(self, cache: KvCache, batch: int | None) -> tuple[Any, ...]:
         """The mask as the operators take it."""
-        left, right = arguments.window("window_size", self.window_size) or (-1, -1)
-        in_pages = self.layout_for(cache, batch) == "pages"
-        tail = (self.tail, self.tail_lens, self.tail_depth, self.q_pos, self.k_pos)
-        return self.causal, left, right, in_pages, self.bounds, *tail
+        if self.key_layout != "auto" or self.bounds is self.k_pos is None:
+            return self._operands
+        causal, left, right, _, *tensors = self._operands
+        return causal, left, right, self.layout_for(cache, batch) == "pages", *tensors
 
 
 def check_kind(name: str, value: Any, kind: type) -> None:
@@ -220,7 +255,8 @@ def call_struct(
             x, pointer = keep[-1], keep[-1].data_ptr()
         return explanation.Array(tuple(x.shape), capi.dtype_name(x.dtype), "cpu", x.stride(), pointer).described(name)
 
-    dtype = cache.k.dtype if cache.k.element_size() > 1 else torch.float32
+    k = cache.operands()[0]
+    dtype = k.dtype if k.element_size() > 1 else torch.float32
     if q is None:
         q = torch.empty(cache.batch, 0, cache.k.shape[2], cache.k.shape[3], dtype=dtype, device="meta")
     out = torch.empty(*q.shape[:-1], cache.v.shape[3], dtype=q.dtype, device="meta")

@@ -323,12 +323,15 @@ def plan_bytes(seqlen_q, seqlen_k, batch, heads):
     return 8 * (header + bits + counts_and_orders + extents + scratch)
 
 
-def call(operator, *arguments):
-    """operator(*arguments), with the exception that is meant. In compiled code it stays a RuntimeError of that text."""
-    if torch.compiler.is_compiling():
+def call(operator, *arguments, entry=None):
+    """operator(*arguments), with the exception that is meant. In compiled code it stays a RuntimeError of that text.
+
+    entry: entry_of(operator), for calls whose host time counts.
+    """
+    if _is_compiling():
         return operator(*arguments)
     try:
-        return operator(*arguments)
+        return (entry or operator)(*arguments)
     except RuntimeError as error:
         _raise_as_meant(error)
         raise

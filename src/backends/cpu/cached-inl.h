@@ -165,10 +165,6 @@ class VisibleTiles {
   }
 
  private:
-  static bool differs_by_head(const SequenceMaskView& m) {
-    return m.bounds.defined() && m.bounds.shape[m.key_layout == KeyLayout::kPages ? 2 : 1] > 1;
-  }
-
   const CachedProblem& p_;
   const Sequence& sequence_;
   const VisibleKeys visible_;

@@ -191,7 +191,8 @@ AT(fm_sequence_mask, tail_lens, 216);
 AT(fm_sequence_mask, tail_depth, 312);
 AT(fm_sequence_mask, q_pos, 408);
 AT(fm_sequence_mask, k_pos, 504);
-ENDS_WITH(fm_sequence_mask, k_pos);
+AT(fm_sequence_mask, block_mask, 600);
+ENDS_WITH(fm_sequence_mask, block_mask);
 
 AT(fm_cached_plan, struct_size, 0);
 AT(fm_cached_plan, flags, 4);

@@ -122,25 +122,31 @@ class WorkDivider {
   }
   /// The sums of the threads before, and of all threads.
   __device__ __forceinline__ Sums add_up(const Sums& own, Sums& all) {
+    constexpr int kWarps = kDivideThreads / 32;
+    static_assert(kWarps == 32, "a warp adds up the warps' sums");
     const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
-    Sums sum = own;
+    const Sums in_warp = with_lanes_before(own);
+    __syncthreads();
+    if (lane == 31) shared_.of_warp[warp] = in_warp;
+    __syncthreads();
+    const Sums warps = with_lanes_before(shared_.of_warp[lane]);
+    all = from_lane(warps, 31);
+    const Sums up_to = from_lane(warps, max(warp - 1, 0)), before = warp == 0 ? Sums{} : up_to;
+    return {before.tiles + in_warp.tiles - own.tiles, before.blocks + in_warp.blocks - own.blocks};
+  }
+  /// The sums of the lanes up to this one.
+  __device__ __forceinline__ static Sums with_lanes_before(Sums sum) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
       const int64_t tiles = __shfl_up_sync(0xffffffff, sum.tiles, step),
                     blocks = __shfl_up_sync(0xffffffff, sum.blocks, step);
       if (lane >= step) sum.tiles += tiles, sum.blocks += blocks;
     }
-    __syncthreads();
-    if (lane == 31) shared_.of_warp[warp] = sum;
-    __syncthreads();
-    Sums before{};
-    all = {};
-    for (int n = 0; n < kDivideThreads / 32; ++n) {
-      if (n == warp) before = all;
-      all.tiles += shared_.of_warp[n].tiles;
-      all.blocks += shared_.of_warp[n].blocks;
-    }
-    return {before.tiles + sum.tiles - own.tiles, before.blocks + sum.blocks - own.blocks};
+    return sum;
+  }
+  __device__ __forceinline__ static Sums from_lane(const Sums& sum, int lane) {
+    return {__shfl_sync(0xffffffff, sum.tiles, lane), __shfl_sync(0xffffffff, sum.blocks, lane)};
   }
 
   __device__ __forceinline__ int64_t blocks_before(int64_t tile) const {
@@ -149,13 +155,23 @@ class WorkDivider {
   __device__ __forceinline__ void write_shares(const Sums& all) const {
     const int64_t in_parts = all.blocks / max(kMostParts * plan_.heads_kv * all.tiles, int64_t{1});
     const int64_t least = max(int64_t{plan_.least_blocks}, min(int64_t{plan_.split_blocks}, in_parts));
-    const int64_t shares = min(max(all.blocks / least, int64_t{all.blocks > 0}), int64_t{plan_.most_shares});
+    const int64_t most = min(max(all.blocks / least, int64_t{all.blocks > 0}), int64_t{plan_.most_shares}),
+                  shares = whole_units(most, all);
     for (int32_t n = static_cast<int32_t>(threadIdx.x); n < plan_.most_shares; n += kDivideThreads) {
       Share share{};
       if (n < shares) find_begin(n, all, shares, share);
       plan_.shares[n] = share;
       plan_.arrived[n] = 0;
     }
+  }
+  /// At most so many shares. Short ones are as many as lie in one unit each if all are alike and hardly fewer: a second
+  /// unit takes long beside a short share.
+  __device__ __forceinline__ int64_t whole_units(int64_t most, const Sums& all) const {
+    constexpr int64_t kShortBlocks = 8;
+    const int64_t units = all.tiles * plan_.heads_kv;
+    if (units == 0 || units > most || all.blocks > kShortBlocks * most) return most;
+    const int64_t whole = quotient(most, units) * units;
+    return 16 * whole >= 15 * most ? whole : most;
   }
   __device__ __forceinline__ void find_begin(int64_t n, const Sums& all, int64_t shares, Share& share) const {
     const int64_t begin = first_block_of(n, all.blocks, shares);
@@ -171,7 +187,7 @@ class WorkDivider {
     share.shares = static_cast<int32_t>(shares);
     int64_t rest = begin - share.tile.blocks_before;
     if (plan_.mask_heads == 1) {
-      share.kv_head = static_cast<int32_t>(rest / share.tile.live_blocks);
+      share.kv_head = static_cast<int32_t>(quotient(rest, share.tile.live_blocks));
       rest -= int64_t{share.kv_head} * share.tile.live_blocks;
     } else {
       while (rest >= plan_.live[share.tile.list + share.kv_head]) rest -= plan_.live[share.tile.list + share.kv_head++];

@@ -48,11 +48,18 @@ struct Share {
 };
 static_assert(sizeof(Share) == 96);
 
+/// n / divisor, neither below 0. Devices take several times as long with 64 bits as with 32.
+FLASHMASK_RULE int64_t quotient(int64_t n, int64_t divisor) {
+  if ((n | divisor) >> 32 == 0) return static_cast<uint32_t>(n) / static_cast<uint32_t>(divisor);
+  return n / divisor;
+}
 /// The first of all `blocks` that is share `n`'s, of `shares`.
-FLASHMASK_RULE int64_t first_block_of(int64_t n, int64_t blocks, int64_t shares) { return n * blocks / shares; }
+FLASHMASK_RULE int64_t first_block_of(int64_t n, int64_t blocks, int64_t shares) {
+  return quotient(n * blocks, shares);
+}
 /// The share that a block is in.
 FLASHMASK_RULE int64_t share_of(int64_t block, int64_t blocks, int64_t shares) {
-  return ((block + 1) * shares - 1) / blocks;
+  return quotient((block + 1) * shares - 1, blocks);
 }
 
 /// The parts of a plan in device memory.
@@ -65,7 +72,7 @@ struct WorkPlan {
   uint32_t* full_bits;  ///< likewise: blocks that need no masking
   float* partials;      ///< [2 * most_shares]: results of units that lie in several shares, see partial_floats
   int32_t words;        ///< words of a list
-  int32_t mask_heads;   ///< 1, or heads_kv where vectors differ by head
+  int32_t mask_heads;   ///< 1, or heads_kv where masks differ by head
   int32_t most_shares;
   int32_t least_blocks;  ///< a share's, as far as there are
   int32_t split_blocks;  ///< likewise, where a unit would lie in more than kMostParts shares

@@ -12,7 +12,7 @@
 
 using flashmask::CachedView, flashmask::cuda::WorkPlan;
 
-extern "C" __global__ void __launch_bounds__(flashmask::cuda::kClassifyCachedThreads)
+extern "C" __global__ void __launch_bounds__(flashmask::cuda::kClassifyCachedThreads, 2)
     flashmask_sm90_cache_blocks(const __grid_constant__ WorkPlan plan, const __grid_constant__ CachedView call,
                                 int32_t half_words) {
   flashmask::cuda::classify_blocks(plan, call, half_words);
@@ -41,7 +41,8 @@ int64_t tile_slots(const CachedCapacities& c) {
 
 /// True if more than a band and tail bits says which blocks are live.
 bool has_classes(const CachedProblem& p) {
-  return p.mask.bounds.defined() || p.mask.q_pos.defined() || p.mask.tail_depth.defined();
+  const SequenceMaskView& m = p.mask;
+  return m.bounds.defined() || m.block_mask.defined() || m.q_pos.defined() || m.tail_depth.defined();
 }
 
 /// Keys of a request that get class bits. One of many lists of pages could have all pages; bits for that would be
@@ -88,8 +89,6 @@ WorkPlanLayout::WorkPlanLayout(const CachedCapacities& c, const WorkPlaces& plac
 }
 
 WorkPlan WorkPlanLayout::at(std::byte* memory, const CachedProblem& p) const {
-  const TensorView& bounds = p.mask.bounds;
-  const bool by_head = bounds.defined() && bounds.shape[p.mask.key_layout == KeyLayout::kPages ? 2 : 1] > 1;
   return {.shares = reinterpret_cast<Share*>(memory + shares_),
           .arrived = reinterpret_cast<uint32_t*>(memory + arrived_),
           .tiles = reinterpret_cast<RowTile*>(memory + tiles_),
@@ -98,7 +97,7 @@ WorkPlan WorkPlanLayout::at(std::byte* memory, const CachedProblem& p) const {
           .full_bits = reinterpret_cast<uint32_t*>(memory + full_bits_),
           .partials = reinterpret_cast<float*>(memory + partials_),
           .words = static_cast<int32_t>(words_),
-          .mask_heads = by_head ? static_cast<int32_t>(heads_kv_) : 1,
+          .mask_heads = differs_by_head(p.mask) ? static_cast<int32_t>(heads_kv_) : 1,
           .most_shares = places_.shares,
           .least_blocks = places_.least_blocks,
           .split_blocks = places_.split_blocks,

@@ -29,7 +29,7 @@ class DecodeConsumer {
       if (work.tiles == Work::kEnd) return;
       ptx::wait(shared_.q_full[queries().stage()], queries().phase());
       ptx::fence_async_proxy();  // the rows have been copied by threads
-      if (PackedLayout(count_of(work)).spread) {
+      if (PackedLayout(p_, count_of(work)).spread) {
         run_work<1>(work);
       } else {
         run_work<2>(work);
@@ -75,10 +75,10 @@ class DecodeConsumer {
   struct PackedPlace {
     int32_t packed, row, head;
   };
-  __device__ __forceinline__ static PackedPlace place_of(const Work& work, int half) {
+  __device__ __forceinline__ PackedPlace place_of(const Work& work, int half) const {
     const auto lane = static_cast<int32_t>(ptx::opaque(ptx::lane()));
     const int32_t row = cuda::Slab::kRows * static_cast<int32_t>(threadIdx.x / 32) + lane / 4 + 8 * half;
-    const int32_t packed = PackedLayout(count_of(work)).packed(row), heads = work.tile.head_count;
+    const int32_t packed = PackedLayout(p_, count_of(work)).packed(row), heads = work.tile.head_count;
     if (packed >= count_of(work)) return {packed, -1, 0};
     return {packed, packed / heads, packed % heads};
   }
@@ -92,8 +92,13 @@ class DecodeConsumer {
     return tile;
   }
   using Slot = ptx::RingPosition<Traits::kSlots>;
-  __device__ __forceinline__ void wait_for_keys(Slot at) const { ptx::wait(shared_.k_full[at.stage()], at.phase()); }
-  __device__ __forceinline__ void wait_for_values(Slot at) const { ptx::wait(shared_.v_full[at.stage()], at.phase()); }
+  __device__ __forceinline__ void wait_for_keys(Slot at) const { wait_for_copies(shared_.k_full, at); }
+  __device__ __forceinline__ void wait_for_values(Slot at) const { wait_for_copies(shared_.v_full, at); }
+  __device__ __forceinline__ void wait_for_copies(uint64_t (&full)[Traits::kSlots], Slot at) const {
+    ptx::wait(full[at.stage()], at.phase());
+    delay<Role::kConsumer>();
+    if (p_.gathers) ptx::fence_async_proxy();  // threads have copied
+  }
   /// Releases the parts of a tile's keys, or values, of which `slot` is the first.
   __device__ __forceinline__ static void release(uint64_t (&empty)[Traits::kSlots], uint32_t slot) {
 #pragma unroll
@@ -174,7 +179,7 @@ class DecodeConsumer {
                                           const Settle& settle, const Use& use) {
     ptx::pin(s);
     release(shared_.k_empty, slot);
-    change_scores(work, tile, s);
+    if constexpr (Rows::kBoth) change_scores(work, tile, s);
     if (tile.is_masked()) {
       visible.hide(s);
       release_mask();
@@ -338,8 +343,8 @@ class DecodeConsumer {
 #pragma unroll
     for (int j = 0; j < Traits::kVDim / 8; ++j) {
       if (8 * j < p_.head_dim_v)
-        *reinterpret_cast<uint32_t*>(to + 8 * j) =
-            ptx::pack<Element>(o[4 * j + 2 * half] * end.factor, o[4 * j + 2 * half + 1] * end.factor);
+        RowCopy{p_.rows_aligned}.store_pair(to + 8 * j, o[4 * j + 2 * half] * end.factor,
+                                            o[4 * j + 2 * half + 1] * end.factor);
     }
     if (p_.lse.data && cuda::Slab::column_pair() == 0) *p_.lse.at<float>(place.batch, place.row, head) = end.lse;
   }
@@ -358,6 +363,7 @@ class DecodeConsumer {
   }
   /// Counts this partial result, and is true for the CTA that counts the unit's last.
   __device__ __forceinline__ bool is_last_to_arrive(const Work& work) {
+    delay<Role::kStore>();
     join();
     if (threadIdx.x == 0) {
       uint32_t* const count = p_.plan.arrived + work.first_share;
@@ -370,9 +376,9 @@ class DecodeConsumer {
   }
   __device__ __forceinline__ void merge(const Work& work) const {
 #pragma unroll 1
-    for (int32_t row = static_cast<int32_t>(ptx::opaque(threadIdx.x) / 32); row < count_of(work);
-         row += Traits::kConsumerThreads / 32)
-      Partials::merge_row(p_, work, row);
+    for (int32_t row = static_cast<int32_t>(ptx::opaque(threadIdx.x) / 32) * Partials::kRowsAtOnce;
+         row < count_of(work); row += Traits::kConsumerThreads / 32 * Partials::kRowsAtOnce)
+      Partials::merge_rows(p_, work, row);
   }
 
   const DecodeParams& p_;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <initializer_list>
 #include <numeric>
 #include <string>
 #include <tuple>
@@ -32,8 +33,9 @@ namespace {
 using DecodeTable = cuda::KernelTable<kDecodeTiles, kDecodeVariants>;
 using DecodeKernel = DecodeTable::Kernel;
 
-/// Live blocks of a share, as far as there are: fewer take longer to merge than to read.
-constexpr int32_t kLeastBlocks = 2;
+/// Live blocks of a share, as far as there are, and those of a multiprocessor where units lie in many shares: fewer
+/// take longer to merge than to read.
+constexpr int32_t kLeastBlocks = 1, kSplitBlocks = 2;
 
 std::string id_of(DataType dtype, const DecodeTile& tile) {
   return cuda::tile_kernel_id(kArch, "decode", dtype, tile.head_dim, tile.head_dim_v, 's', tile.slots);
@@ -65,31 +67,29 @@ int32_t places(const Device& device, const DecodeTile& tile) {
   return cuda::device(device.index).multiprocessors * tile.ctas;
 }
 
-/// Keys of a box of the tensor maps.
+bool are_aligned(std::initializer_list<const TensorView*> tensors) {
+  return std::ranges::all_of(tensors, [](const TensorView* t) { return cuda::alignment_refusal("", *t).empty(); });
+}
+
+/// Keys of a box of the tensor maps; 0: keys and values are gathered, since rows are not as TMA takes them, its boxes
+/// would be slower, or there are none.
 int box_keys(const CachedProblem& p, const DecodeTile& tile) {
+  constexpr int64_t kLeastBox = 8;
   const int64_t slot_keys = cuda::kBlockKeys / tile.parts;
-  return static_cast<int>(p.has_tables() ? std::gcd(p.page_size, slot_keys) : slot_keys);
+  const int64_t keys = p.has_tables() ? std::gcd(p.page_size, slot_keys) : slot_keys;
+  const auto fits = [](const TensorView& t) { return t.num_elements() > 0 && tensor_map_refusal("", t).empty(); };
+  return fits(p.cache.k) && fits(p.cache.v) && keys >= kLeastBox ? static_cast<int>(keys) : 0;
 }
 
 CallRows rows_of(const CachedProblem& p, const TensorView& t) {
   if (p.is_packed()) return {t.data, 0, t.stride[0], t.stride[1]};
   return {t.data, t.stride[0], t.stride[1], t.stride[2]};
 }
+CallRows pages_of(const TensorView& t) { return {t.data, t.stride[0], t.stride[1], t.stride[2]}; }
 CallRows lse_of(const CachedProblem& p) {
   const TensorView& t = p.lse;
   if (p.is_packed()) return {t.data, 0, t.stride[1], t.stride[0]};
   return {t.data, t.stride[0], t.stride[2], t.stride[1]};
-}
-
-std::string tensors_refusal(const CachedProblem& p) {
-  for (const auto& [argument, t] : {std::pair<const char*, const TensorView&>{"q", p.q}, {"out", p.out}}) {
-    if (std::string why = cuda::alignment_refusal(argument, t); !why.empty()) return why;
-  }
-  for (const auto& [argument, t] :
-       {std::pair<const char*, const TensorView&>{"cache.k", p.cache.k}, {"cache.v", p.cache.v}}) {
-    if (std::string why = tensor_map_refusal(argument, t); !why.empty()) return why;
-  }
-  return "";
 }
 
 /// Why the kernels cannot count the elements of the call's slopes in 32 bits; empty if they can, or there are none.
@@ -119,7 +119,7 @@ std::string refusal(const CachedProblem& p) {
   if (!p.plan) {
     if (std::string why = cuda::WorkPlanLayout::refusal(cuda::capacities_of(p)); !why.empty()) return why;
   }
-  return tensors_refusal(p);
+  return "";
 }
 
 /// A call over a cache, configured.
@@ -132,7 +132,7 @@ struct DecodeCall {
         work_places(places_of(p.device, *kernel.tile)) {}
 
   static cuda::WorkPlaces places_of(const Device& device, const DecodeTile& tile) {
-    return {places(device, tile), kLeastBlocks, kLeastBlocks * tile.ctas, tile.head_dim_v};
+    return {places(device, tile), kLeastBlocks, kSplitBlocks * tile.ctas, tile.head_dim_v};
   }
   cuda::WorkPlanLayout own_plan(const CachedProblem& p) const { return {cuda::capacities_of(p), work_places}; }
   cuda::WorkPlan plan_of(const CachedProblem& p, std::byte* workspace) const {
@@ -151,30 +151,27 @@ std::pair<uint32_t, uint32_t> division_by(uint32_t divisor) {
   return {static_cast<uint32_t>(((uint64_t{1} << (31 + l)) + divisor - 1) / divisor), 31 + l};
 }
 
-CUtensorMap map_of(const CachedProblem& p, const DecodeTile& tile, const TensorView& t, int64_t dim,
-                   const char* argument) {
-  // Without keys nothing is loaded, but the map has to be valid.
-  const TensorView& from = t.num_elements() > 0 ? t : p.q;
-  TensorView four = from;
-  if (from.rank == 3)
-    four = {from.data,
-            from.dtype,
-            4,
-            {1, from.shape[0], from.shape[1], from.shape[2]},
-            {0, from.stride[0], from.stride[1], from.stride[2]},
-            from.device};
+CUtensorMap map_of(int box_keys, const TensorView& t, int64_t dim, const char* argument) {
   // Keeps L2 from fetching beyond a line of a box: the rest comes with the next box, and twice costs 5 % of the
   // bandwidth.
-  return tensor_map(four, blocks_to_the_end(dim), box_keys(p, tile), 1, argument, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  return tensor_map(t, blocks_to_the_end(dim), box_keys, 1, argument, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
 }
 
 DecodeParams DecodeCall::make_params(const CachedProblem& p, const cuda::WorkPlan& plan) const {
-  const DecodeTile& tile = *kernel.tile;
   const Problem common = common_part(p);
   const cuda::FeatureParams features = cuda::feature_params(common);
   DecodeParams params{};
-  params.k = map_of(p, tile, p.cache.k, p.head_dim, "cache.k");
-  params.v = map_of(p, tile, p.cache.v, p.head_dim_v, "cache.v");
+  const int box = box_keys(p, *kernel.tile);
+  params.gathers = box == 0;
+  params.box_keys = std::max(box, 1);
+  if (!params.gathers) {
+    params.k = map_of(box, p.cache.k, p.head_dim, "cache.k");
+    params.v = map_of(box, p.cache.v, p.head_dim_v, "cache.v");
+  }
+  params.k_rows = pages_of(p.cache.k);
+  params.v_rows = pages_of(p.cache.v);
+  params.keys_aligned = are_aligned({&p.cache.k, &p.cache.v});
+  params.rows_aligned = are_aligned({&p.q, &p.out});
   params.q = rows_of(p, p.q);
   params.out = rows_of(p, p.out);
   params.lse = lse_of(p);
@@ -182,7 +179,6 @@ DecodeParams DecodeCall::make_params(const CachedProblem& p, const cuda::WorkPla
   params.plan = plan;
   params.head_dim = static_cast<int32_t>(p.head_dim);
   params.head_dim_v = static_cast<int32_t>(p.head_dim_v);
-  params.box_keys = box_keys(p, tile);
   params.pages = static_cast<int32_t>(p.pages);
   params.page_size = static_cast<int32_t>(std::min<int64_t>(p.page_size, INT32_MAX));
   std::tie(params.page_multiplier, params.page_shift) =
@@ -230,7 +226,8 @@ void explain(const CachedProblem& p, CachedExplanation& e) {
   e.kernel = call.kernel.id;
   e.splits = message("live blocks of 128 keys in ", call.work_places.shares,
                      " equal shares, merged in ascending order by the last to arrive");
-  e.pages = message(e.pages, ", copied in boxes of ", box_keys(p, *call.kernel.tile), " keys by TMA");
+  const int box = box_keys(p, *call.kernel.tile);
+  e.pages += box > 0 ? message(", copied in boxes of ", box, " keys by TMA") : ", gathered key by key";
 }
 
 }  // namespace

@@ -14,9 +14,10 @@
 //   tile_empty   each consumer warp and mask warp 1 key producer             it has been read
 //   q_full       query warp, all 32 lanes           consumers                the unit's rows there
 //   q_empty      each consumer warp 1               query warp               they may be overwritten
-//   k_full       key producer 1, and bytes of K     consumers                a part of a tile's keys there
+//   k_full       key producer 1, and bytes of K;    consumers                a part of a tile's keys there
+//                all 32 lanes where they gather
 //   k_empty      each consumer warp 1               key producer             it may be overwritten
-//   v_full       value producer 1, and bytes of V   consumers                a part of a tile's values there
+//   v_full       value producer, likewise           consumers                a part of a tile's values there
 //   v_empty      each consumer warp 1               value producer           it may be overwritten
 //   mask_full    mask warp, all 32 lanes            consumers                a masked tile's bits there
 //   mask_empty   each consumer warp 1               mask warp                they may be overwritten
@@ -27,26 +28,25 @@ extern "C" __global__ void __launch_bounds__(FLASHMASK_TRAITS::kThreads, FLASHMA
   using Traits = FLASHMASK_TRAITS;
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<DecodeShared<Traits>*>(memory);
-  if (threadIdx.x == 0) {
+  const uint32_t warp = ptx::uniform(threadIdx.x / 32);
+  if (warp == 0) init_barriers(p, shared);
+  if (threadIdx.x == 32 * Traits::kKeyWarp && !p.gathers) {
     ptx::prefetch(p.k);
     ptx::prefetch(p.v);
-    init_barriers(shared);
   }
+  clear_queries(shared);
   __syncthreads();
   // Up to here under the end of the stream's previous kernel, as the next one may start under this one's.
   cudaGridDependencySynchronize();
   cudaTriggerProgrammaticLaunchCompletion();
-  const uint32_t warp = ptx::uniform(threadIdx.x / 32);
   if (warp < Traits::kKeyWarp) {
     if constexpr (Traits::kExchangesRegisters) ptx::increase_registers<Traits::kConsumerRegisters>();
     DecodeConsumer<Traits>(p, shared).run();
     return;
   }
   if constexpr (Traits::kExchangesRegisters) ptx::decrease_registers<Traits::kOtherRegisters>();
-  if (warp == Traits::kKeyWarp) {
-    DecodeProducer<Traits, Copied::kKeys>(p, shared).run();
-  } else if (warp == Traits::kValueWarp) {
-    DecodeProducer<Traits, Copied::kValues>(p, shared).run();
+  if (warp == Traits::kKeyWarp || warp == Traits::kValueWarp) {
+    DecodeProducer<Traits>(p, shared, warp == Traits::kKeyWarp).run();
   } else if (warp == Traits::kMaskWarp) {
     DecodeMaskBuilder<Traits>(p, shared).run();
   } else {

@@ -86,23 +86,24 @@ class DecodeMaskBuilder {
       for (int c = 0; c < kLaneKeys; ++c)
         mask.positions[cuda::mask_key(ptx::lane(), c)] = static_cast<int32_t>(keys.position[c]);
     }
-#pragma unroll
-    for (int n = 0; n < kLaneRows; ++n) {
-      for (int32_t i = 32 * n; i < min(work.tile.row_count, 32 * (n + 1)); ++i)
-        build_row(sequence, work.tile, keys, i, n, mask);
-    }
+#pragma unroll 1
+    for (int32_t i = 0; i < work.tile.row_count; ++i) build_row(sequence, work, keys, i, mask);
+    delay<Role::kMask>();
     ptx::arrive(shared_.mask_full[at]);
     masks_.advance();
   }
 
-  /// Bits of row i, whose facts lane i % 32 has as its n-th.
-  __device__ __forceinline__ void build_row(const SequenceView& sequence, const cuda::RowTile& tile, const Keys& keys,
-                                            int32_t i, int n, TileMask& mask) const {
-    const int64_t row = sequence.first_row() + tile.first_row + i;
-    const int64_t position = __shfl_sync(0xffffffff, position_[n], i % 32);
+  /// Bits of row i, whose facts lane i % 32 has.
+  __device__ __forceinline__ void build_row(const SequenceView& sequence, const Work& work, const Keys& keys, int32_t i,
+                                            TileMask& mask) const {
+    static_assert(kLaneRows == 2);
+    const bool second = i >= 32;
+    const int64_t row = sequence.first_row() + work.tile.first_row + i;
+    const bool in_blocks = row >= 0 && sequence.in_blocks(row, keys.key[0], work.kv_head);  // they share a block
+    const int64_t position = __shfl_sync(0xffffffff, second ? position_[1] : position_[0], i % 32);
     uint32_t words[kTailWords];
 #pragma unroll
-    for (int w = 0; w < kTailWords; ++w) words[w] = __shfl_sync(0xffffffff, tail_[n][w], i % 32);
+    for (int w = 0; w < kTailWords; ++w) words[w] = __shfl_sync(0xffffffff, second ? tail_[1][w] : tail_[0][w], i % 32);
     const auto tail_bit = [&words](int64_t, int64_t key) {
       const auto u = static_cast<uint32_t>(key);
       uint32_t word = 0;
@@ -112,7 +113,7 @@ class DecodeMaskBuilder {
     };
 #pragma unroll
     for (int c = 0; c < kLaneKeys; ++c) {
-      const bool sees = row >= 0 && keys.key[c] < sequence.keys() &&
+      const bool sees = in_blocks && keys.key[c] < sequence.keys() &&
                         sequence.in_band(row, keys.key[c], position, keys.position[c], tail_bit) &&
                         !keys.hidden[c].hides(row);
       const uint32_t bits = __ballot_sync(0xffffffff, sees);

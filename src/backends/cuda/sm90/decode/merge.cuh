@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backends/cuda/ptx/registers.cuh"
+#include "backends/cuda/sm90/decode/row_access.cuh"
 #include "backends/cuda/sm90/decode/traits.cuh"
 
 namespace flashmask::sm90 {
@@ -33,7 +34,7 @@ __device__ __forceinline__ RowEnd end_row(float largest, float sum, float sink) 
           of_sink > largest ? sink + log2f(all) * kLn2 : (largest + log2f(all)) * kLn2};
 }
 
-/// The partial results of a unit, in ascending order of keys.
+/// The partial results of a unit, in ascending order of keys, in which they are added up.
 template <typename Traits>
 class PartialResults {
  public:
@@ -45,76 +46,116 @@ class PartialResults {
   __device__ __forceinline__ static float* largest(float* values) { return values + Traits::kRows * kColumns; }
   __device__ __forceinline__ static float* sums(float* values) { return largest(values) + Traits::kRows; }
 
-  /// Folds the partial results of one packed row, with all lanes of a warp, and stores the row.
-  __device__ __forceinline__ static void merge_row(const DecodeParams& p, const Work& work, int row) {
-    Sum sum;
-    Part parts[kAtOnce];
-    const auto in_row = static_cast<int32_t>(row * kColumns + 2 * ptx::reload_lane());
-    float* from = values(p, p.plan.most_shares + work.first_share);
-    parts[0].load(from + in_row, sums(from) + row);
-    sum.add(parts[0]);
-    // The others' are a constant apart, so that their addresses take no registers.
-    from = values(p, work.first_share + 1);
-    const float *value = from + in_row, *of_row = sums(from) + row;
-    for (int32_t left = work.last_share - work.first_share; left > 0; left -= kAtOnce) {
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
-        if (i < left) parts[i].load(value + i * kFloats, of_row + i * kFloats);
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
-        if (i < left) sum.add(parts[i]);
-      value += kAtOnce * kFloats;
-      of_row += kAtOnce * kFloats;
+  /// Rows that a warp adds up at a time, each in kLanes lanes.
+  static constexpr int kLanes = kColumns <= 64 ? 16 : 32, kRowsAtOnce = 32 / kLanes;
+
+  /// Adds up the partial results of packed rows from `row` on, with all lanes of a warp, and stores them. A lane has
+  /// the weights of some parts and some columns of every part, which are loaded many at a time: each round takes longer
+  /// than all the arithmetic.
+  __device__ __forceinline__ static void merge_rows(const DecodeParams& p, const Work& work, int32_t row) {
+    const Places places(p, work, row);
+    Values values;
+    values.load(places, 0);
+    const int32_t lane = places.lane;
+    const float first_largest = places.largest_of(lane), first_sum = places.sum_of(lane);
+    Sum sum{first_largest};
+    for (int32_t n = lane + kLanes; n < places.parts; n += kLanes)
+      sum.largest = fmaxf(sum.largest, places.largest_of(n));
+    sum.largest = over_lanes(sum.largest, [](float x, float y) { return fmaxf(x, y); });
+    const float none = sum.largest == -INFINITY ? 0.f : sum.largest;
+    float weight = ptx::exp2_approx(first_largest - none);
+    sum.sum = weight * first_sum;
+    values.add(weight, 0, sum);
+#pragma unroll 1
+    for (int32_t at = kAtOnce; at < places.parts; at += kAtOnce) {
+      values.load(places, at);
+      if (at % kLanes == 0) {
+        weight = ptx::exp2_approx(places.largest_of(at + lane) - none);
+        sum.sum += weight * places.sum_of(at + lane);
+      }
+      values.add(weight, at, sum);
     }
-    store(p, work, row, sum);
+    sum.sum = over_lanes(sum.sum, [](float x, float y) { return x + y; });
+    if (places.row < work.tile.row_count * work.tile.head_count) store(p, work, places, sum);
   }
 
  private:
-  static constexpr int kPairs = kColumns / 64;  ///< a lane's pairs of columns
+  static constexpr int kPairs = kColumns / 2 / kLanes;  ///< a lane's pairs of columns
   /// Partial results under way, as many as registers hold.
-  static constexpr int kAtOnce = kColumns <= 64 ? 5 : kColumns <= 128 ? 6 : kColumns <= 192 ? 2 : 1;
+  static constexpr int kAtOnce = kColumns <= 64 ? 16 : kColumns <= 128 ? 8 : 4;
+  static_assert(kLanes % kAtOnce == 0, "lanes' weights are those of kLanes parts");
 
-  struct Part {
-    float largest, sum;
-    float2 out[kPairs];
-    /// `values` is the lane's first pair in the row, `sums` the row's.
-    __device__ __forceinline__ void load(const float* values, const float* sums) {
-      largest = __ldcg(sums - Traits::kRows);
-      sum = __ldcg(sums);
-#pragma unroll
-      for (int i = 0; i < kPairs; ++i) out[i] = __ldcg(reinterpret_cast<const float2*>(values) + 32 * i);
+  struct Sum {
+    float largest, sum = 0;
+    float2 out[kPairs] = {};
+  };
+  /// A row's parts, as a lane finds them; one that is not there has no weight.
+  struct Places {
+    const float *first, *others;  ///< the first part and the second; the rest follow at equal distances
+    int32_t parts, lane, row;
+    __device__ __forceinline__ Places(const DecodeParams& p, const Work& work, int32_t first_row)
+        : first(values(p, p.plan.most_shares + work.first_share)),
+          others(values(p, work.first_share + 1)),
+          parts(work.last_share - work.first_share + 1),
+          lane(static_cast<int32_t>(ptx::reload_lane()) % kLanes),
+          row(first_row + static_cast<int32_t>(ptx::reload_lane()) / kLanes) {}
+    __device__ __forceinline__ const float* part(int32_t n) const {
+      return n == 0 ? first : others + int64_t{n - 1} * kFloats;
+    }
+    __device__ __forceinline__ float largest_of(int32_t n) const {
+      return n < parts ? __ldcg(part(n) + Traits::kRows * kColumns + row) : -INFINITY;
+    }
+    __device__ __forceinline__ float sum_of(int32_t n) const {
+      return n < parts ? __ldcg(part(n) + Traits::kRows * (kColumns + 1) + row) : 0.f;
+    }
+    __device__ __forceinline__ float2 pair_of(int32_t n, int pair) const {
+      return n < parts ? __ldcg(reinterpret_cast<const float2*>(part(n) + row * kColumns) + lane + kLanes * pair)
+                       : make_float2(0, 0);
     }
   };
-  struct Sum {
-    float largest = -INFINITY, sum = 0;
-    float2 out[kPairs] = {};
-    __device__ __forceinline__ void add(const Part& part) {
-      const float most = fmaxf(largest, part.largest), none = most == -INFINITY ? 0.f : most;
-      const float own = ptx::exp2_approx(largest - none), weight = ptx::exp2_approx(part.largest - none);
-      largest = most;
-      sum = sum * own + part.sum * weight;
+  /// A lane's columns of parts [at, at + kAtOnce).
+  struct Values {
+    float2 pairs[kAtOnce][kPairs];
+    __device__ __forceinline__ void load(const Places& places, int32_t at) {
 #pragma unroll
-      for (int i = 0; i < kPairs; ++i) {
-        out[i].x = out[i].x * own + part.out[i].x * weight;
-        out[i].y = out[i].y * own + part.out[i].y * weight;
+      for (int i = 0; i < kAtOnce; ++i) {
+#pragma unroll
+        for (int n = 0; n < kPairs; ++n) pairs[i][n] = places.pair_of(at + i, n);
+      }
+    }
+    __device__ __forceinline__ void add(float weight, int32_t at, Sum& sum) const {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const float of_part = __shfl_sync(0xffffffff, weight, (at + i) % kLanes, kLanes);
+#pragma unroll
+        for (int n = 0; n < kPairs; ++n) {
+          sum.out[n].x = __fmaf_rn(pairs[i][n].x, of_part, sum.out[n].x);
+          sum.out[n].y = __fmaf_rn(pairs[i][n].y, of_part, sum.out[n].y);
+        }
       }
     }
   };
+  template <typename F>
+  __device__ __forceinline__ static float over_lanes(float x, const F& f) {
+#pragma unroll
+    for (int step = kLanes / 2; step > 0; step /= 2) x = f(x, __shfl_xor_sync(0xffffffff, x, step));
+    return x;
+  }
 
-  __device__ __forceinline__ static void store(const DecodeParams& p, const Work& work, int row, const Sum& sum) {
+  __device__ __forceinline__ static void store(const DecodeParams& p, const Work& work, const Places& places,
+                                               const Sum& sum) {
     using Element = typename Traits::Element;
-    const int64_t head = query_head(p, work, row % work.tile.head_count);
+    const int64_t head = query_head(p, work, places.row % work.tile.head_count);
     const RowEnd end = end_row(sum.largest, sum.sum, p.sink.template of_head<Element>(head));
-    const RowPlace place(p, work, row / work.tile.head_count);
+    const RowPlace place(p, work, places.row / work.tile.head_count);
     Element* const to = p.out.at<Element>(place.batch, place.row, head);
 #pragma unroll
     for (int n = 0; n < kPairs; ++n) {
-      const int32_t column = 2 * (static_cast<int32_t>(ptx::reload_lane()) + 32 * n);
+      const int32_t column = 2 * (places.lane + kLanes * n);
       if (column < p.head_dim_v)
-        *reinterpret_cast<uint32_t*>(to + column) =
-            ptx::pack<Element>(sum.out[n].x * end.factor, sum.out[n].y * end.factor);
+        RowCopy{p.rows_aligned}.store_pair(to + column, sum.out[n].x * end.factor, sum.out[n].y * end.factor);
     }
-    if (p.lse.data && ptx::reload_lane() == 0) *p.lse.at<float>(place.batch, place.row, head) = end.lse;
+    if (p.lse.data && places.lane == 0) *p.lse.at<float>(place.batch, place.row, head) = end.lse;
   }
 };
 

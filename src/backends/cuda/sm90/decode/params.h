@@ -26,12 +26,15 @@ struct CallRows {
 };
 
 struct DecodeParams {
-  CUtensorMap k, v;
-  CallRows q, out, lse;  ///< lse: null data if nobody wants it
+  CUtensorMap k, v;         ///< unset where keys are gathered
+  CallRows k_rows, v_rows;  ///< by page, row of the page and head
+  CallRows q, out, lse;     ///< lse: null data if nobody wants it
   CachedView call;
   cuda::WorkPlan plan;
   int32_t head_dim, head_dim_v;
-  int32_t box_keys;  ///< keys of a box of the tensor maps: divides page_size and a slot's keys
+  int32_t box_keys;  ///< keys of a box of the tensor maps: divides page_size and a slot's keys; 1 without them
+  bool gathers;      ///< keys and values come key by key, not in boxes of TMA
+  bool keys_aligned, rows_aligned;  ///< to 16 bytes: rows of K and V, of q and out
   int32_t pages, page_size;
   uint32_t page_multiplier, page_shift;  ///< a key / page_size by a product, see division_by
   float scale_log2;                      ///< log2(e) * the scores' unit, at least a tiny number

@@ -2,68 +2,209 @@
 #pragma once
 
 #include "backends/cuda/ptx/tma_stream.cuh"
+#include "backends/cuda/sm90/decode/row_access.cuh"
 #include "backends/cuda/sm90/decode/traits.cuh"
 
 namespace flashmask::sm90 {
 
-/// The tensor that a producer warp copies. The warp of keys also announces units and tiles to the other roles.
-enum class Copied { kKeys, kValues };
+/// The tensor that a producer warp copies, and its ring of slots.
+template <typename Traits>
+struct CopiedTensor {
+  using Element = typename Traits::Element;
+  const CUtensorMap& map;
+  const CallRows& rows;
+  int32_t dim;
+  int blocks;  ///< each of 64 columns
+  uint32_t part_bytes;
+  Element* slots;
+  int slot_elements;
+  uint64_t *full, *empty;
 
-/// A producer warp: walks the CTA's shares and loads K, or V. All 32 lanes run it; each issues the copies of its boxes.
-template <typename Traits, Copied kCopied>
-class DecodeProducer {
- public:
-  using Shared = DecodeShared<Traits>;
-  __device__ __forceinline__ DecodeProducer(const DecodeParams& p, Shared& shared)
-      : p_(p), shared_(shared), masks_all_(needs_positions(p)) {}
-
-  __device__ __forceinline__ void run() {
-    for (int32_t n = static_cast<int32_t>(blockIdx.x); n < p_.plan.most_shares; n += static_cast<int32_t>(gridDim.x)) {
-      const cuda::Share& from = p_.plan.shares[n];
-      if (from.blocks > 0) run_share(n, from);
-    }
-    flush();
-    if constexpr (kAnnounces) announce_end();
+  __device__ __forceinline__ static CopiedTensor keys(const DecodeParams& p, DecodeShared<Traits>& shared) {
+    return {p.k,
+            p.k_rows,
+            p.head_dim,
+            Traits::kQkBlocks,
+            Traits::kKeyPartBytes,
+            shared.k[0],
+            kElements<Traits::kQkBlocks>,
+            shared.k_full,
+            shared.k_empty};
+  }
+  __device__ __forceinline__ static CopiedTensor values(const DecodeParams& p, DecodeShared<Traits>& shared) {
+    return {p.v,
+            p.v_rows,
+            p.head_dim_v,
+            Traits::kVBlocks,
+            Traits::kValuePartBytes,
+            shared.v[0],
+            kElements<Traits::kVBlocks>,
+            shared.v_full,
+            shared.v_empty};
   }
 
  private:
-  static constexpr bool kAnnounces = kCopied == Copied::kKeys;
-  static constexpr int kBlocks = kAnnounces ? Traits::kQkBlocks : Traits::kVBlocks;
-  static constexpr uint32_t kPartBytes = kAnnounces ? Traits::kKeyPartBytes : Traits::kValuePartBytes;
-  static constexpr int kLaneBoxes = 4;  ///< boxes of a lane, if each has one key
+  template <int kBlocks>
+  static constexpr int kElements = Traits::kSlotKeys * kBlocks * 64;
+};
 
-  __device__ __forceinline__ void run_share(int32_t n, const cuda::Share& share) {
-    cuda::RowTile tile = share.tile;
-    int32_t tile_index = share.tile_index, head = share.kv_head, skipped = share.skipped, left = share.blocks;
-    const int64_t all = share.all_blocks, shares = share.shares;
-    // Blocks of the units before this one.
-    int64_t before = tile.blocks_before;
-    if (p_.plan.mask_heads == 1) {
-      before += int64_t{head} * tile.live_blocks;
+/// The live blocks of a unit, in ascending order.
+class LiveBlocks {
+ public:
+  /// The tile's, from the skipped-th on.
+  __device__ __forceinline__ void begin(const DecodeParams& p, const cuda::RowTile& tile, int32_t head,
+                                        int32_t skipped) {
+    end_ = (tile.keys + cuda::kBlockKeys - 1) / cuda::kBlockKeys;
+    if (p.plan.has_classes) {
+      list_ = (tile.list + (p.plan.mask_heads == 1 ? 0 : head)) * int64_t{p.plan.words};
+      word_ = -1;
+      live_ = 0;
+      skipped_ = skipped;
     } else {
-      for (int32_t h = 0; h < head; ++h) before += p_.plan.live[tile.list + h];
-    }
-    while (true) {
-      const int32_t live = p_.plan.mask_heads == 1 ? tile.live_blocks : p_.plan.live[tile.list + head];
-      const int32_t blocks = min(live - skipped, left);
-      if constexpr (kAnnounces) {
-        const auto first_share = static_cast<int32_t>(cuda::share_of(before, all, shares)),
-                   last_share = static_cast<int32_t>(cuda::share_of(before + live - 1, all, shares));
-        announce_work(
-            {blocks, head, inside(tile), first_share, last_share, n == first_share ? p_.plan.most_shares + n : n, 0});
-      }
-      run_unit(tile, head, skipped, blocks);
-      left -= blocks;
-      if (left == 0) return;
-      before += live;
-      skipped = 0;
-      if (++head == p_.plan.heads_kv) {
-        head = 0;
-        tile = p_.plan.tiles[++tile_index];
-      }
+      next_ = tile.first_block + skipped;
+      find_unmasked(p, tile);
     }
   }
 
+  struct Block {
+    int32_t index;
+    bool masked;
+  };
+  __device__ __forceinline__ Block next(const DecodeParams& p) {
+    if (!p.plan.has_classes) {
+      const int32_t block = next_++;
+      return {block, block < unmasked_begin_ || block >= unmasked_end_};
+    }
+    const int32_t words = min(p.plan.words, (end_ + cuda::kBlocksOfWord - 1) / cuda::kBlocksOfWord);
+    while (live_ == 0 && ++word_ < words) load_word(p);
+    if (live_ != 0) {
+      const int bit = __ffs(live_) - 1;
+      live_ &= live_ - 1;
+      return {word_ * cuda::kBlocksOfWord + bit, !(full_ >> bit & 1)};
+    }
+    // Blocks that a plan has no room for, and past the last key one that stands for none.
+    word_ = words;
+    return {min(p.plan.words * cuda::kBlocksOfWord + skipped_++, end_), true};
+  }
+
+ private:
+  /// Finds the blocks of which the band lets all rows see all keys.
+  __device__ __forceinline__ void find_unmasked(const DecodeParams& p, const cuda::RowTile& tile) {
+    unmasked_begin_ = unmasked_end_ = 0;
+    const int64_t row = int64_t{tile.keys} - tile.rows_count + tile.first_row, last_row = row + tile.row_count - 1;
+    if (row < 0) return;
+    const int64_t tail = tile.keys - tile.tail, keys = last_row >= tail ? tail : tile.keys;
+    const int64_t first_key = max(last_row + p.call.diagonal_lo, int64_t{0}),
+                  end_key = max(min(row + p.call.diagonal_hi + 1, keys), int64_t{0});
+    unmasked_begin_ =
+        static_cast<int32_t>(min((first_key + cuda::kBlockKeys - 1) / cuda::kBlockKeys, int64_t{INT32_MAX}));
+    unmasked_end_ = static_cast<int32_t>(end_key / cuda::kBlockKeys);
+  }
+  /// Loads a word of class bits, without the live blocks that are to be skipped.
+  __device__ __forceinline__ void load_word(const DecodeParams& p) {
+    live_ = __ldcg(p.plan.live_bits + list_ + word_);
+    full_ = __ldcg(p.plan.full_bits + list_ + word_);
+    const int32_t count = __popc(live_);
+    if (skipped_ >= count) {
+      skipped_ -= count;
+      live_ = 0;
+    }
+    for (; live_ != 0 && skipped_ > 0; --skipped_) live_ &= live_ - 1;
+  }
+
+  int32_t end_;                                   ///< blocks that have keys
+  int32_t next_, unmasked_begin_, unmasked_end_;  ///< without class bits
+  int64_t list_;                                  ///< with them
+  int32_t word_, skipped_;
+  uint32_t live_, full_;
+};
+
+/// A producer warp: walks the CTA's shares and loads K, or V. The warp of keys also announces units and tiles to the
+/// other roles. All 32 lanes run it; each issues the copies of its box, or of its chunks of 16 bytes where keys are
+/// gathered. Both warps run the same instructions, of which there are few: a CTA's first ones come from memory.
+template <typename Traits>
+class DecodeProducer {
+ public:
+  using Shared = DecodeShared<Traits>;
+  using Element = typename Traits::Element;
+  __device__ __forceinline__ DecodeProducer(const DecodeParams& p, Shared& shared, bool of_keys)
+      : p_(p),
+        shared_(shared),
+        copied_(of_keys ? CopiedTensor<Traits>::keys(p, shared) : CopiedTensor<Traits>::values(p, shared)),
+        announces_(of_keys),
+        masks_all_(needs_positions(p)) {}
+
+  __device__ __forceinline__ void run() {
+    for (int32_t n = static_cast<int32_t>(blockIdx.x); n < p_.plan.most_shares; n += static_cast<int32_t>(gridDim.x)) {
+      const cuda::Share& share = p_.plan.shares[n];
+      if (share.blocks > 0) run_share(n, share);
+    }
+    if (announces_) announce_end();
+  }
+
+ private:
+  using Swizzle = ptx::Swizzle128;
+  static constexpr int kLaneKeys = cuda::kBlockKeys / 32;
+
+  __device__ __forceinline__ void run_share(int32_t n, const cuda::Share& share) {
+    begin_share(share);
+    int32_t unit_left = 0;
+#pragma unroll 1
+    for (int32_t left = share.blocks; left >= 0; --left) {
+      const bool is_first = left == share.blocks, is_last = left == 0;
+      Places places;
+      if (!is_last) {
+        const bool is_new = unit_left == 0;
+        const int32_t skipped = is_first ? share.skipped : 0;
+        if (is_new) {
+          if (!is_first) next_unit();
+          unit_left = min(live_blocks() - skipped, left);
+          blocks_.begin(p_, tile_, head_, skipped);
+          find_table();
+        }
+        const auto block = blocks_.next(p_);
+        find(block.index, places);  // under the announcements
+        if (is_new) announce_unit(n, share, unit_left);
+        announce_tile(block.index, block.masked);
+        --unit_left;
+      }
+      if (!is_first) copy();  // the tile before, whose pages have come by now
+      waiting_ = places;
+      waiting_head_ = head_;
+    }
+  }
+
+  // --- Units ---------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ void begin_share(const cuda::Share& share) {
+    tile_ = share.tile;
+    tile_index_ = share.tile_index;
+    head_ = share.kv_head;
+    before_ = tile_.blocks_before;
+    if (p_.plan.mask_heads == 1) {
+      before_ += int64_t{head_} * tile_.live_blocks;
+    } else {
+      for (int32_t h = 0; h < head_; ++h) before_ += p_.plan.live[tile_.list + h];
+    }
+  }
+  __device__ __forceinline__ int32_t live_blocks() const {
+    return p_.plan.mask_heads == 1 ? tile_.live_blocks : p_.plan.live[tile_.list + head_];
+  }
+  __device__ __forceinline__ void next_unit() {
+    before_ += live_blocks();
+    if (++head_ < p_.plan.heads_kv) return;
+    head_ = 0;
+    tile_ = p_.plan.tiles[++tile_index_];
+  }
+  /// Announces the unit's part in the share.
+  __device__ __forceinline__ void announce_unit(int32_t n, const cuda::Share& share, int32_t blocks) {
+    if (!announces_) return;
+    const int64_t all = share.all_blocks, shares = share.shares;
+    const auto first_share = static_cast<int32_t>(cuda::share_of(before_, all, shares)),
+               last_share = static_cast<int32_t>(cuda::share_of(before_ + live_blocks() - 1, all, shares));
+    announce_work(
+        {blocks, head_, inside(tile_), first_share, last_share, n == first_share ? p_.plan.most_shares + n : n, 0});
+  }
   /// The tile without rows that the call's tensors do not have: a plan may be stale, or know more rows than the call.
   __device__ __forceinline__ cuda::RowTile inside(cuda::RowTile tile) const {
     const int64_t rows = p_.call.rows - tile.rows_begin - tile.first_row;
@@ -86,9 +227,10 @@ class DecodeProducer {
     announce_work(end);
   }
   __device__ __forceinline__ void announce_tile(int32_t block, bool masked) {
-    if constexpr (!kAnnounces) return;
+    if (!announces_) return;
     const uint32_t at = tiles_.stage();
     ptx::wait(shared_.tile_empty[at], tiles_.phase() ^ 1);
+    delay<Role::kProducer>();
     if (ptx::is_leader()) {
       shared_.tiles[at] = KeyTile::make(block, masked || masks_all_);
       ptx::arrive(shared_.tile_full[at]);
@@ -97,157 +239,138 @@ class DecodeProducer {
     tiles_.advance();
   }
 
-  __device__ __forceinline__ void run_unit(const cuda::RowTile& tile, int32_t head, int32_t skipped, int32_t blocks) {
-    request_ = tile.request;
-    keys_ = tile.keys;
+  // --- Where keys lie ------------------------------------------------------------------------------
+
+  __device__ __forceinline__ void find_table() {
     table_ = nullptr;
     if (p_.call.page_table.defined()) {
-      table_ = p_.call.page_table.data + tile.request * p_.call.page_table.stride[0];
+      table_ = p_.call.page_table.data + tile_.request * p_.call.page_table.stride[0];
       table_stride_ = p_.call.page_table.stride[1];
     } else if (p_.call.page_indptr.defined()) {
       table_stride_ = p_.call.page_indices.stride[0];
-      table_ = p_.call.page_indices.data + tile.first_entry * table_stride_;
-    }
-    if (p_.plan.has_classes) {
-      walk_classes(tile, head, skipped, blocks);
-    } else {
-      walk_band(tile, head, skipped, blocks);
+      table_ = p_.call.page_indices.data + tile_.first_entry * table_stride_;
     }
   }
 
-  __device__ __forceinline__ void walk_band(const cuda::RowTile& tile, int32_t head, int32_t skipped, int32_t blocks) {
-    const Unmasked unmasked(p_, tile);
-    for (int32_t block = tile.first_block + skipped, end = block + blocks; block < end; ++block) {
-      announce_tile(block, block < unmasked.begin || block >= unmasked.end);
-      load_tile(head, block);
-    }
-  }
-
-  /// The blocks [begin, end) of which the band lets all rows see all keys.
-  struct Unmasked {
-    int32_t begin = 0, end = 0;
-    __device__ __forceinline__ Unmasked(const DecodeParams& p, const cuda::RowTile& tile) {
-      const int64_t row = int64_t{tile.keys} - tile.rows_count + tile.first_row, last_row = row + tile.row_count - 1;
-      if (row < 0) return;
-      const int64_t tail = tile.keys - tile.tail, keys = last_row >= tail ? tail : tile.keys;
-      const int64_t first_key = max(last_row + p.call.diagonal_lo, int64_t{0}),
-                    end_key = max(min(row + p.call.diagonal_hi + 1, keys), int64_t{0});
-      begin = static_cast<int32_t>(min((first_key + cuda::kBlockKeys - 1) / cuda::kBlockKeys, int64_t{INT32_MAX}));
-      end = static_cast<int32_t>(end_key / cuda::kBlockKeys);
-    }
+  /// The places of a lane's keys of a tile: its box's first, or if they are gathered keys lane + 32 n.
+  struct Places {
+    int32_t entry[kLaneKeys], row[kLaneKeys];  ///< a table's, unchecked, so that nothing waits for them here
   };
-
-  /// The live blocks by class bits, from the skipped-th on.
-  __device__ __forceinline__ void walk_classes(const cuda::RowTile& tile, int32_t head, int32_t skipped,
-                                               int32_t blocks) {
-    const int64_t list = tile.list + (p_.plan.mask_heads == 1 ? 0 : head);
-    const uint32_t *const live_bits = p_.plan.live_bits + list * p_.plan.words, *const full_bits = p_.plan.full_bits +
-                                                                                                   list * p_.plan.words;
-    const int32_t end = (tile.keys + cuda::kBlockKeys - 1) / cuda::kBlockKeys;
-    int32_t left = blocks;
-    for (int32_t word = 0; word < p_.plan.words && word * cuda::kBlocksOfWord < end && left > 0; ++word) {
-      uint32_t live = __ldcg(live_bits + word);
-      const uint32_t full = __ldcg(full_bits + word);
-      const int32_t count = __popc(live);
-      if (skipped >= count) {
-        skipped -= count;
-        continue;
-      }
-      for (; skipped > 0; --skipped) live &= live - 1;
-      for (; live && left > 0; live &= live - 1, --left) {
-        const int bit = __ffs(live) - 1;
-        announce_tile(word * cuda::kBlocksOfWord + bit, !(full >> bit & 1));
-        load_tile(head, word * cuda::kBlocksOfWord + bit);
-      }
-    }
-    // Blocks that a plan has no room for, and past the last key one that stands for none.
-    for (int32_t block = p_.plan.words * cuda::kBlocksOfWord + skipped; left > 0; ++block, --left) {
-      announce_tile(min(block, end), true);
-      load_tile(head, min(block, end));
-    }
-  }
-
-  /// Asks for a tile's pages, and copies the tile before, whose pages have come by now.
-  __device__ __forceinline__ void load_tile(int32_t head, int32_t block) {
-    Boxes boxes;
-    find_boxes(block, boxes);
-    flush();
-    waiting_ = boxes;
-    head_ = head;
-    waits_ = true;
-  }
-  __device__ __forceinline__ void flush() {
-    if (waits_) copy();
-    waits_ = false;
-  }
-
-  /// The beginnings of the lane's boxes of a tile: box lane + 32 n has the tile's keys from box_keys * (lane + 32 n)
-  /// on.
-  struct Boxes {
-    int32_t entry[kLaneBoxes], row[kLaneBoxes];  ///< a table's, unchecked, so that nothing waits for them here
-  };
-
-  __device__ __forceinline__ void find_boxes(int32_t block, Boxes& boxes) const {
-    find_box(block, 0, boxes);
-    if (p_.box_keys >= cuda::kBlockKeys / 32) return;
+  __device__ __forceinline__ void find(int32_t block, Places& places) const {
+    find_key(block, 0, places);
+    if (!p_.gathers) return;
 #pragma unroll
-    for (int n = 1; n < kLaneBoxes; ++n) find_box(block, n, boxes);
+    for (int n = 1; n < kLaneKeys; ++n) find_key(block, n, places);
   }
-  __device__ __forceinline__ void find_box(int32_t block, int n, Boxes& boxes) const {
-    const int32_t in_tile = (static_cast<int32_t>(ptx::lane()) + 32 * n) * p_.box_keys,
+  __device__ __forceinline__ void find_key(int32_t block, int n, Places& places) const {
+    const int32_t in_tile = static_cast<int32_t>(ptx::lane()) * p_.box_keys + 32 * n,
                   key = block * cuda::kBlockKeys + in_tile;
-    boxes.entry[n] = -1;
-    boxes.row[n] = 0;
-    if (in_tile >= cuda::kBlockKeys || key >= keys_) return;
+    places.entry[n] = -1;
+    places.row[n] = 0;
+    if (in_tile >= cuda::kBlockKeys || key >= tile_.keys) return;
     const int32_t page = table_ ? p_.key_page(key) : 0;
-    boxes.entry[n] = table_ ? __ldg(table_ + page * table_stride_) : request_;
-    boxes.row[n] = key - page * p_.page_size;
+    places.entry[n] = table_ ? __ldg(table_ + page * table_stride_) : tile_.request;
+    places.row[n] = key - page * p_.page_size;
   }
+
+  // --- Copies --------------------------------------------------------------------------------------
 
   /// Copies K, or V, of the tile that waits.
   __device__ __forceinline__ void copy() {
 #pragma unroll
     for (int part = 0; part < Traits::kParts; ++part) {
       const uint32_t slot = slots_.stage();
-      uint64_t& full = kAnnounces ? shared_.k_full[slot] : shared_.v_full[slot];
-      ptx::wait(kAnnounces ? shared_.k_empty[slot] : shared_.v_empty[slot], slots_.phase() ^ 1);
-      if (ptx::is_leader()) ptx::arrive_expect(full, kPartBytes);
-      __syncwarp();
-      copy_box(slot, full, part, 0);
-      if (p_.box_keys < cuda::kBlockKeys / 32) {
-#pragma unroll
-        for (int n = 1; n < kLaneBoxes; ++n) copy_box(slot, full, part, n);
+      ptx::wait(copied_.empty[slot], slots_.phase() ^ 1);
+      delay<Role::kProducer>();
+      Element* const to = copied_.slots + slot * copied_.slot_elements;
+      if (p_.gathers) [[unlikely]] {
+        gather(to, copied_.full[slot], part);
+      } else {
+        copy_boxes(to, copied_.full[slot], part);
       }
       slots_.advance();
     }
   }
-  __device__ __forceinline__ void copy_box(uint32_t slot, uint64_t& full, int part, int n) {
-    const int32_t key = (static_cast<int32_t>(ptx::lane()) + 32 * n) * p_.box_keys - part * Traits::kSlotKeys;
+  __device__ __forceinline__ void copy_boxes(Element* slot, uint64_t& full, int part) const {
+    if (ptx::is_leader()) ptx::arrive_expect(full, copied_.part_bytes);
+    __syncwarp();
+    const int32_t key = static_cast<int32_t>(ptx::lane()) * p_.box_keys - part * Traits::kSlotKeys;
     if (key >= 0 && key < Traits::kSlotKeys) {
       // A page that is not there is one past the last, which TMA reads as zeros.
       const auto page =
-          static_cast<int32_t>(min(static_cast<uint32_t>(waiting_.entry[n]), static_cast<uint32_t>(p_.pages)));
-      auto* const to = (kAnnounces ? shared_.k[slot] : shared_.v[slot]) + key * 64;
+          static_cast<int32_t>(min(static_cast<uint32_t>(waiting_.entry[0]), static_cast<uint32_t>(p_.pages)));
 #pragma unroll
-      for (int column = 0; column < kBlocks; ++column)
-        ptx::tma_load_once(to + column * Traits::kSlotKeys * 64, kAnnounces ? p_.k : p_.v, full,
-                           {waiting_.row[n], 0, head_, page}, 64 * column);
+      for (int column = 0; column < kMostBlocks; ++column) {
+        if (column < copied_.blocks)
+          ptx::tma_load_once(slot + (column * Traits::kSlotKeys + key) * 64, copied_.map, full,
+                             {waiting_.row[0], 0, waiting_head_, page}, 64 * column);
+      }
     }
     __syncwarp();
   }
 
+  /// Copies a part of a tile key by key: TMA is slow with boxes of few keys, and takes aligned rows alone. Keys and
+  /// columns that are not there become zeros.
+  __device__ __forceinline__ void gather(Element* slot, uint64_t& full, int part) const {
+#pragma unroll 1
+    for (int n = 0; n < Traits::kSlotKeys / 32; ++n) {
+      const uint64_t address = key_address(part * Traits::kSlotKeys / 32 + n);
+      Element* const rows = slot + 32 * n * Swizzle::kColumns;
+      if (p_.keys_aligned) {
+        gather_keys<true>(rows, address);
+      } else {
+        gather_keys<false>(rows, address);
+      }
+    }
+    RowCopy{p_.keys_aligned}.arrive(full);
+  }
+  /// The address of the lane's n-th key, or value; 0: it is not there.
+  __device__ __forceinline__ uint64_t key_address(int n) const {
+    int32_t entry = waiting_.entry[0], row = waiting_.row[0];
+#pragma unroll
+    for (int i = 1; i < kLaneKeys; ++i) {  // registers have no indices
+      if (n == i) entry = waiting_.entry[i], row = waiting_.row[i];
+    }
+    if (static_cast<uint32_t>(entry) >= static_cast<uint32_t>(p_.pages)) return 0;
+    return reinterpret_cast<uint64_t>(copied_.rows.template at<Element>(entry, row, waiting_head_));
+  }
+  /// Copies 32 keys to the rows from `to` on. Each lane has the address of one, and eight copy 64 columns of a key.
+  template <bool kAligned>
+  __device__ __forceinline__ void gather_keys(Element* to, uint64_t address) const {
+    constexpr uint32_t kKeysAtOnce = 4;
+    constexpr int kUnroll = kAligned ? 4 : 1;
+    const uint32_t lane = ptx::opaque(ptx::lane()), chunk = lane % 8;  // registers are few
+#pragma unroll kUnroll
+    for (uint32_t first = 0; first < 32; first += kKeysAtOnce) {
+      const uint32_t key = first + lane / 8;
+      const auto* const from = reinterpret_cast<const Element*>(__shfl_sync(0xffffffff, address, key));
+      unsigned char* const row = reinterpret_cast<unsigned char*>(to) + key * Swizzle::kRow;
+#pragma unroll
+      for (int column = 0; column < kMostBlocks; ++column) {
+        const int32_t element = Swizzle::kColumns * column + RowCopy::kElements * static_cast<int32_t>(chunk);
+        if (column < copied_.blocks)
+          RowCopy{kAligned}.copy_chunk(row + column * Swizzle::block(Traits::kSlotKeys) + Swizzle::chunk(key, chunk),
+                                       from + element, from && element < copied_.dim);
+      }
+    }
+  }
+  static constexpr int kMostBlocks = Traits::kQkBlocks > Traits::kVBlocks ? Traits::kQkBlocks : Traits::kVBlocks;
+
   const DecodeParams& p_;
   Shared& shared_;
-  const bool masks_all_;
+  const CopiedTensor<Traits> copied_;
+  const bool announces_, masks_all_;
   ptx::RingPosition<Traits::kWorks> works_;
   ptx::RingPosition<Traits::kTiles> tiles_;
   ptx::RingPosition<Traits::kSlots> slots_;
-  const int32_t* table_ = nullptr;  ///< the request's; null: keys are contiguous
+  cuda::RowTile tile_;
+  int32_t tile_index_, head_;
+  int64_t before_;  ///< blocks of the units before this one
+  LiveBlocks blocks_;
+  const int32_t* table_;  ///< the request's; null: keys are contiguous
   int64_t table_stride_ = 0;
-  int32_t request_ = 0, keys_ = 0;
-  Boxes waiting_{};
-  int32_t head_ = 0;
-  bool waits_ = false;
+  Places waiting_{};
+  int32_t waiting_head_ = 0;
 };
 
 }  // namespace flashmask::sm90

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "backends/cuda/ptx/async_arrive.cuh"
-#include "backends/cuda/ptx/cp_async.cuh"
 #include "backends/cuda/sm90/decode/merge.cuh"
+#include "backends/cuda/sm90/decode/row_access.cuh"
 #include "backends/cuda/sm90/decode/row_state.cuh"
 
 namespace flashmask::sm90 {
@@ -18,15 +17,15 @@ class DecodeQueryLoader {
   __device__ __forceinline__ DecodeQueryLoader(const DecodeParams& p, Shared& shared) : p_(p), shared_(shared) {}
 
   __device__ __forceinline__ void run() {
-    clear();
     while (true) {
       const uint32_t at = works_.stage();
       ptx::wait(shared_.work_full[at], works_.phase());
       const Work& work = shared_.works[at];
       if (work.tiles == Work::kEnd) return;
       ptx::wait(shared_.q_empty[queries_.stage()], queries_.phase() ^ 1);
+      delay<Role::kProducer>();
       load(work);
-      ptx::arrive_after_copies(shared_.q_full[queries_.stage()]);
+      RowCopy{p_.rows_aligned}.arrive(shared_.q_full[queries_.stage()]);
       queries_.advance();
       ptx::arrive_once(shared_.work_empty[at]);
       works_.advance();
@@ -37,26 +36,19 @@ class DecodeQueryLoader {
   using Swizzle = ptx::Swizzle128;
   static constexpr int kRowChunks = Traits::kQkBlocks * 8;
 
-  __device__ __forceinline__ void clear() {
-    constexpr int kChunks = sizeof(shared_.q) / sizeof(uint4);
-    auto* const chunks = reinterpret_cast<uint4*>(&shared_.q[0][0]);
-    for (int n = static_cast<int>(ptx::lane()); n < kChunks; n += 32) chunks[n] = {};
-    __syncwarp();
-  }
-
   __device__ __forceinline__ void load(const Work& work) {
     const int32_t heads = work.tile.head_count, count = work.tile.row_count * heads;
-    const PackedLayout layout(count);
-    const uint32_t base = ptx::shared_address(shared_.q[queries_.stage()]);
+    const PackedLayout layout(p_, count);
+    auto* const base = reinterpret_cast<unsigned char*>(shared_.q[queries_.stage()]);
     for (int32_t n = static_cast<int32_t>(ptx::lane()); n < count * kRowChunks; n += 32) {
       const int32_t packed = n / kRowChunks, chunk = n % kRowChunks;
       if (8 * chunk >= p_.head_dim) continue;
       const RowPlace place(p_, work, packed / heads);
       const int64_t head = query_head(p_, work, packed % heads);
       const auto row = static_cast<uint32_t>(layout.row(packed));
-      const uint32_t to =
+      auto* const to =
           base + chunk / 8 * Swizzle::block(Traits::kRows) + row * Swizzle::kRow + Swizzle::chunk(row, chunk % 8);
-      ptx::cp_async_16(to, p_.q.at<const Element>(place.batch, place.row, head) + 8 * chunk, true);
+      RowCopy{p_.rows_aligned}.copy_chunk(to, p_.q.at<const Element>(place.batch, place.row, head) + 8 * chunk, true);
     }
   }
 

@@ -8,22 +8,34 @@
 
 namespace flashmask::sm90 {
 
+/// Makes the barriers, with all lanes of a warp.
 template <typename Traits>
-__device__ __forceinline__ void init_barriers(DecodeShared<Traits>& shared) {
+__device__ __forceinline__ void init_barriers(const DecodeParams& p, DecodeShared<Traits>& shared) {
   constexpr uint32_t kWarps = Traits::kConsumerThreads / 32;
+  const uint32_t copiers = p.gathers ? 32 : 1;
   const auto init = [](uint64_t* full, uint64_t* empty, int count, uint32_t full_arrivals, uint32_t empty_arrivals) {
-    for (int n = 0; n < count; ++n) {
+    if (const auto n = static_cast<int>(ptx::lane()); n < count) {
       ptx::barrier_init(full[n], full_arrivals);
       ptx::barrier_init(empty[n], empty_arrivals);
     }
   };
   init(shared.work_full, shared.work_empty, Traits::kWorks, 1, kWarps + 2);
   init(shared.tile_full, shared.tile_empty, Traits::kTiles, 1, kWarps + 1);
-  init(shared.k_full, shared.k_empty, Traits::kSlots, 1, kWarps);
-  init(shared.v_full, shared.v_empty, Traits::kSlots, 1, kWarps);
+  init(shared.k_full, shared.k_empty, Traits::kSlots, copiers, kWarps);
+  init(shared.v_full, shared.v_empty, Traits::kSlots, copiers, kWarps);
   init(shared.q_full, shared.q_empty, Traits::kQueries, 32, kWarps);
   init(shared.mask_full, shared.mask_empty, Traits::kMasks, 32, kWarps);
   ptx::fence_barrier_init();
+}
+
+/// Zeros for rows and columns of q that are not there, by all threads.
+template <typename Traits>
+__device__ __forceinline__ void clear_queries(DecodeShared<Traits>& shared) {
+  auto* const chunks = reinterpret_cast<uint4*>(&shared.q[0][0]);
+#pragma unroll 4
+  for (int n = static_cast<int>(threadIdx.x); n < static_cast<int>(sizeof(shared.q) / sizeof(uint4));
+       n += Traits::kThreads)
+    chunks[n] = {};
 }
 
 }  // namespace flashmask::sm90

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backends/cuda/fragments/softmax.cuh"
+#include "backends/cuda/sm90/decode/traits.cuh"
 
 namespace flashmask::sm90 {
 
@@ -10,6 +11,7 @@ namespace flashmask::sm90 {
 template <int kRows>
 struct DecodeRows : cuda::RowState {
   static_assert(kRows == 1 || kRows == 2);
+  static constexpr bool kBoth = kRows == 2;
 
   template <int kScores>
   __device__ __forceinline__ cuda::Raised raise_row_max(const float (&s)[kScores], float scale_log2, float score_of_bit,
@@ -68,10 +70,12 @@ struct DecodeRows : cuda::RowState {
   }
 };
 
-/// The places of a tile's packed rows in the 64 rows of a product: up to 32 of them lie where each thread has one.
+/// The places of a tile's packed rows in the 64 rows of a product. Up to 32 of them lie where each thread has one, if
+/// scores are plain: that path has no code for others, since a CTA's first instructions come from memory.
 struct PackedLayout {
   bool spread;
-  __device__ __forceinline__ explicit PackedLayout(int32_t packed_rows) : spread(packed_rows <= 32) {}
+  __device__ __forceinline__ PackedLayout(const DecodeParams& p, int32_t packed_rows)
+      : spread(packed_rows <= 32 && !changes_scores(p)) {}
   /// The product's row of a packed row.
   __device__ __forceinline__ int32_t row(int32_t packed) const {
     return spread ? packed / 8 * 16 + packed % 8 : packed;

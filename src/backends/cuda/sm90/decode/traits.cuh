@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "backends/cuda/cache/work.h"
+#include "backends/cuda/device/delay.cuh"
 #include "backends/cuda/fragments/element_mask.cuh"
 #include "backends/cuda/fragments/fragments.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
@@ -91,6 +92,9 @@ struct DecodeShared {
   uint64_t q_full[Traits::kQueries], q_empty[Traits::kQueries];
   uint32_t arrived;
 };
+
+/// True if scores are more than products.
+__device__ __forceinline__ bool changes_scores(const DecodeParams& p) { return p.softcap.is_set() || p.alibi.is_set(); }
 
 /// True if a mask warp's word is needed for a tile whatever its class: distances of positions are ALiBi's.
 __device__ __forceinline__ bool needs_positions(const DecodeParams& p) {
