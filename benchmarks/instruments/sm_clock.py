@@ -10,6 +10,8 @@ import ctypes as C
 
 import torch
 
+from benchmarks.instruments.driver import Kernel
+
 NAME = "flashmask_mark"
 PTX = f"""
 .version 7.8
@@ -31,7 +33,6 @@ PTX = f"""
 """
 MOST_MULTIPROCESSORS = 1024
 SHARED_BYTES = 200 * 1024  # of a block: no two find room on one multiprocessor
-MAX_DYNAMIC_SHARED_SIZE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 SLEEP_CYCLES = 4_000_000
 
 
@@ -42,24 +43,10 @@ class Marks:
         # Allocated by torch, so its context is there.
         self.clocks = torch.zeros((count, MOST_MULTIPROCESSORS), dtype=torch.int64, device="cuda")
         self.blocks = torch.cuda.get_device_properties(0).multi_processor_count
-        self.cuda = C.CDLL("libcuda.so.1")
-        module, self.function = C.c_void_p(), C.c_void_p()
-        self.check(self.cuda.cuModuleLoadData(C.byref(module), C.c_char_p(PTX.encode())))
-        self.check(self.cuda.cuModuleGetFunction(C.byref(self.function), module, C.c_char_p(NAME.encode())))
-        self.check(self.cuda.cuFuncSetAttribute(self.function, MAX_DYNAMIC_SHARED_SIZE, SHARED_BYTES))
-
-    def check(self, status):
-        if status != 0:
-            text = C.c_char_p()
-            self.cuda.cuGetErrorString(status, C.byref(text))
-            raise RuntimeError(f"CUDA driver: {text.value.decode() if text.value else status}")
+        self.kernel = Kernel(PTX, NAME, SHARED_BYTES)
 
     def mark(self, row):
-        argument = C.c_uint64(self.clocks[row].data_ptr())
-        arguments = (C.c_void_p * 1)(C.addressof(argument))
-        stream = C.c_void_p(torch.cuda.current_stream().cuda_stream)
-        shape = self.blocks, 1, 1, 1, 1, 1
-        self.check(self.cuda.cuLaunchKernel(self.function, *shape, SHARED_BYTES, stream, arguments, None))
+        self.kernel.launch(self.blocks, SHARED_BYTES, C.c_uint64(self.clocks[row].data_ptr()))
 
     def cycles(self, call):
         """Cycles of the work that `call` enqueues, less the cycles between two adjacent marks. Waits for the work."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks import ROOT
 
-FILES = {"flashmask_v3": "libfmv3.so", "fa3": "libfa3.so"}
+FILES = {"flashmask_v3": "libfmv3.so", "fa3": "libfa3.so", "fa3_cache": "_vllm_fa3_C.abi3.so"}
 
 
 class LeftOut(Exception):

@@ -5,6 +5,7 @@ from collections import namedtuple
 
 from benchmarks import cell_bars
 from benchmarks.context_parallel import bars as context_parallel_bars
+from benchmarks.measure.gpu import decode_bars
 from benchmarks.receipts import HOPPER
 from benchmarks.report.markdown import listed, markdown_table
 
@@ -12,6 +13,7 @@ Bar = namedtuple("Bar", "what got bar passed")
 HOPPER_KERNELS, MMA_SYNC_KERNELS = "Hopper's kernels", "mma.sync's kernels"
 ELEMENT_MASKS, BLOCK_MASKS, FEATURES, PADDING = "element masks", "block masks", "features", "head dims by padding"
 HOST_TIME, TWO_GPUS, END_TO_END = "host time of a PyTorch call", "two GPUs", "training end to end"
+DECODE = "decode over caches"
 
 
 def of_checks(found):
@@ -68,6 +70,10 @@ def of_context_parallel(topics):
     return [Bar(what, abs(got), bar, passed) for what, got, bar, passed in judged]
 
 
+def of_decode(topics):
+    return of_checks(decode_bars.of_all(topics["decode"]["figures"]["decode"])) if "decode" in topics else []
+
+
 def missed_rows(bars):
     """[what, how many of how many, what was reached, what was asked for] of bars that were missed."""
     rows = []
@@ -93,6 +99,7 @@ def of_all(cases, topics, host_times):
         PADDING: of_topic(topics, "padding", "over_instance", lambda c: "time over the larger head dim's"),
         HOST_TIME: [bar for found in host_times for bar in of_host_time(found)],
         TWO_GPUS: of_context_parallel(topics) if "context-parallel" in topics else [],
+        DECODE: of_decode(topics),
         END_TO_END: of_checks(check for receipt in topics.values() for check in receipt["figures"].get("checks", [])),
     }
     return {name: bars for name, bars in found.items() if bars}

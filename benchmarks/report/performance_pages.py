@@ -6,7 +6,7 @@ import csv
 import io
 
 from benchmarks import cell_bars, receipts
-from benchmarks.report import decode_page, missed_bars, sections, unreceipted_peers
+from benchmarks.report import decode_held, decode_page, missed_bars, sections, unreceipted_peers
 from benchmarks.report.comparison import (
     COLUMNS,
     DIRECTIONS,
@@ -39,7 +39,7 @@ PAGE, FOLDER, INDEX = "docs/performance.md", "docs/performance", "docs/performan
 CELLS = "cells.csv"
 COMMAND = "python -m benchmarks.report --docs"
 WRITTEN = f"<!-- Written by `{COMMAND}`: edits here are lost. -->"
-MMA_SYNC, PEERS, OTHERS = "mma-sync.md", "other-kernels.md", "measurements.md"
+MMA_SYNC, PEERS, OTHERS, DECODE = "mma-sync.md", "other-kernels.md", "measurements.md", "decode.md"
 V3_LARGEST = 256  # the largest head dim that FlashMask V3 has kernels of
 
 
@@ -221,6 +221,7 @@ def missed(cases, topics):
         missed_bars.FEATURES: f"performance/{OTHERS}#sinks-softcap-and-dropout",
         missed_bars.PADDING: f"performance/{OTHERS}#head-dims-by-padding",
         missed_bars.HOST_TIME: f"performance/{OTHERS}#host-time-of-a-pytorch-call",
+        missed_bars.DECODE: f"performance/{DECODE}",
         missed_bars.TWO_GPUS: "context-parallel.md#which-way",
         missed_bars.END_TO_END: "end-to-end.md#what-was-to-be-reached",
     }
@@ -378,8 +379,9 @@ def pages(cases, topics):
     if of_tests := sections.tests(topics):
         lines = [*page_head("Tests on a GPU", "What passed, failed and was skipped."), *of_tests]
         add("tests.md", "Tests on a GPU", "`scripts/gpu-check tests`", lines)
-    lines = [*page_head("Decode over paged caches", "Hopper's kernels over caches."), *decode_page.lines()]
-    add("decode.md", "Decode over paged caches", "`python -m benchmarks.measure.gpu.decode`", lines)
+    decode = decode_page.lines(topics) or decode_held.lines()
+    lines = [*page_head("Decode over paged caches", "Hopper's kernels over caches."), *decode]
+    add(DECODE, "Decode over paged caches", "`scripts/gpu-check decode`", lines)
     lines = [*page_head("On the CPU", "The CPU backend beside PyTorch."), *sections.cpu_section()]
     add("cpu.md", "On the CPU", "`python -m benchmarks.measure.cpu_vs_torch`", lines)
     made |= {PAGE: read(own, others, topics), INDEX: index(names)}

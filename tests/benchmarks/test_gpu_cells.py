@@ -230,12 +230,22 @@ def test_a_cell_has_its_contenders(on_the_cpu, op, more):
 @pytest.mark.parametrize("op", ["fwd", "bwd"])
 @pytest.mark.parametrize("mask", ["full", "shared_question"])
 def test_grouped_heads(on_the_cpu, op, mask):
-    """A key head is checked with all query heads that share it; FA3 is built without them and says so."""
+    """A key head is checked with all query heads that share it."""
     cell, error, samples = measured(op, mask, heads_kv=2)
     assert cell.k.shape[2] == 2 and cell.q.shape[2] == 4 and error["key_head"] in (0, 1)
     expected = {"ours", "plan", "flashmask_v3", "matmul"} | ({"deterministic"} if op == "bwd" else set())
-    assert set(samples) == expected
-    assert cell.left_out == ({"fa3": "this build has no grouped heads"} if mask == "full" else {})
+    assert set(samples) == expected | ({"fa3"} if mask == "full" else set()) and cell.left_out == {}
+
+
+def test_what_a_build_of_fa3_has_not_is_left_out(on_the_cpu, monkeypatch):
+    class ForwardAlone(Fa3):
+        def bwd(self, *_, **__):
+            raise RuntimeError("This flash attention build does not support backward.")
+
+    monkeypatch.setattr(fa3, "load", ForwardAlone)
+    assert "fa3" in measured("fwd", "full", contenders=("ours", "plan", "fa3"), verify=False)[2]
+    cell, _, samples = measured("bwd", "full", contenders=("ours", "plan", "fa3"), verify=False)
+    assert "fa3" not in samples and "does not support backward" in cell.left_out["fa3"]
 
 
 def test_a_wrong_key_head_is_seen(on_the_cpu):

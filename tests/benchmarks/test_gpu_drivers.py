@@ -5,6 +5,7 @@ which kernels it names, how cycles are counted and compared. Times here are inve
 import argparse
 import ctypes as C
 import functools
+import importlib
 import json
 import os
 import shutil
@@ -261,10 +262,10 @@ def test_what_is_no_library_of_this_torch_is_left_out(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "mask, dims, text",
     [
-        ("full", (96, 96), "no head dims 96 and 96"),
-        ("causal", (128, 64), "no head dims 128 and 64"),
-        ("document", (192, 128), "no packed sequences of head dims 192 and 128"),
-        ("full", (192, 128), "does not load it"),  # the call would take it
+        ("full", (96, 96), "no kernels of head dims 96 and 96"),
+        ("causal", (128, 64), "no kernels of head dims 128 and 64"),
+        ("document", (192, 128), "no kernels of head dims 192 and 128"),
+        ("full", (192, 192), "does not load it"),  # the call would take it
     ],
 )
 def test_head_dims_that_fa3_was_not_built_for_are_left_out(tmp_path, monkeypatch, mask, dims, text):
@@ -426,16 +427,22 @@ def test_with_counters_they_are_read(arguments, monkeypatch, capsys):
     assert figures["cases"][0]["libraries"]["new"][0]["kernel"] == "flashmask_sm90_fwd_bf16_d128_dv128_c3"
 
 
-def test_the_marker_kernel_assembles(tmp_path):
+@pytest.mark.parametrize("name", ["sm_clock", "stream"])
+def test_kernels_of_instruments_assemble(tmp_path, name):
     pytest.importorskip("torch")
-    from benchmarks.instruments import sm_clock
-
+    module = importlib.import_module(f"benchmarks.instruments.{name}")
     of_python = ROOT.glob("build/venv/lib/python3*/site-packages/nvidia/cu13/bin/ptxas")
     ptxas = shutil.which("ptxas") or next(of_python, None)
     if not ptxas:
         pytest.skip("no ptxas")
-    (tmp_path / "mark.ptx").write_text(sm_clock.PTX)
-    subprocess.run([ptxas, "-arch=sm_90", tmp_path / "mark.ptx", "-o", tmp_path / "mark.cubin"], check=True)
+    (tmp_path / "kernel.ptx").write_text(module.PTX)
+    subprocess.run([ptxas, "-arch=sm_90", tmp_path / "kernel.ptx", "-o", tmp_path / "kernel.cubin"], check=True)
+
+
+def test_profiles_know_the_marker_kernel():
+    pytest.importorskip("torch")
+    from benchmarks.instruments import sm_clock
+
     assert sm_clock.NAME == cycles.MARK
 
 

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bars of decode over KV caches. Ratios are speed, their time over ours, unless said otherwise."""
+
+from statistics import geometric_mean
+
+from benchmarks.cell_bars import check, check_at_most
+
+PEERS = {"fa3": "FlashAttention-3", "flashinfer": "FlashInfer", "xqa": "XQA"}
+# Speed over the best peer at these pages: each cell, each cell that reads little, and the geometric mean of cells below
+# a size.
+PAGES = (64, 16)
+EACH, SMALL_MB, EACH_SMALL = 0.95, 10, 0.90
+MEAN, MEAN_BELOW_MB = 1.0, 300
+STREAM, LARGE_MB = 0.97, 1000  # share of the card's stream, of cells that read so much
+OVER_64 = {16: 0.98, 1: 0.95}  # the same shape's time at pages of 64 over that at these
+TREE, TREE_OVER = 1.05, {"flashinfer": 2.4, "xqa": 1.0}  # a tree's time over causal attention's; over peers' trees
+SHARE_FACTOR, SHARE_US = 1.2, 6  # of a mask that leaves few blocks: its share of the whole time, and microseconds more
+# plan.update in microseconds, and with vectors the time of their bytes at a share of the stream more
+UPDATES, VECTORS_OF_STREAM = {"64 x 8192": 6, "256 x 32768": 12, "4096 x 128": 40}, 0.7
+HOST_US = 25  # of a call
+
+
+def best(cell):
+    """The best peer's time over ours; None where none took part."""
+    found = [ratio for name, ratio in cell["over_ours"].items() if name in PEERS]
+    return min(found, default=None)
+
+
+def of_cell(cell):
+    """The bars of one cell, as cell_bars.check has them."""
+    found, name = [], cell["cell"]
+    if cell["page"] in PAGES and (over := best(cell)) is not None:
+        small = cell["mb"] < SMALL_MB
+        what = f"cells below {SMALL_MB} MB over the best peer" if small else "cells over the best peer"
+        found.append(check(f"{name}: {what}", over, EACH_SMALL if small else EACH))
+    if cell.get("stream_share") is not None:
+        found.append(check(f"{name}: share of the stream", cell["stream_share"], STREAM))
+    if cell["page"] in OVER_64 and cell.get("over_64") is not None:
+        found.append(check(f"{name}: page {cell['page']} over 64", cell["over_64"], OVER_64[cell["page"]]))
+    return found
+
+
+def of_mean(cells):
+    """The bar of all cells below a size together."""
+    found = [best(cell) for cell in cells if cell["mb"] < MEAN_BELOW_MB and cell["page"] in PAGES]
+    found = [over for over in found if over is not None]
+    if not found:
+        return []
+    name = f"decode: geometric mean below {MEAN_BELOW_MB} MB over the best peer"
+    return [check(name, geometric_mean(found), MEAN, f"{len(found)} cells")]
+
+
+def of_mask(row):
+    """The bars of masks: {"cell", "us", "live"}, with causal attention as `ours`."""
+    us, name, found = row["us"], row["cell"], []
+    if "tree" in us:
+        found.append(check_at_most(f"{name}: a tree's time over causal attention's", us["tree"] / us["ours"], TREE))
+        for peer, bar in TREE_OVER.items():
+            if f"{peer}_tree" in us:
+                found.append(check(f"{name}: a tree over {PEERS[peer]}'s", us[f"{peer}_tree"] / us["tree"], bar))
+    for mask, share in row.get("live", {}).items():
+        most = SHARE_FACTOR * share * us["ours"] + SHARE_US
+        found.append(check_at_most(f"{name}: {mask}, its time over what its blocks allow", us[mask] / most, 1))
+    return found
+
+
+def of_update(row, stream):
+    """The bar of one plan.update. `stream`: GB/s."""
+    size = row["update"].split(",")[0]
+    if size not in UPDATES or (row["vector_mb"] and not stream):
+        return []
+    most = UPDATES[size] + (row["vector_mb"] * 1e3 / (VECTORS_OF_STREAM * stream) if row["vector_mb"] else 0)
+    return [check_at_most(f"plan.update {row['update']}: microseconds over {most:.1f}", row["us"] / most, 1)]
+
+
+def of_all(figures):
+    """All bars of a receipt's figures."""
+    each = [found for cell in figures["cells"] for found in of_cell(cell)]
+    masks = [found for row in figures["masks"] for found in of_mask(row)]
+    stream = max(figures["stream_gb_per_s"].values(), default=None)
+    updates = [found for row in figures["updates"] for found in of_update(row, stream)]
+    host = [row["us"] for row in figures["host"] if row["contender"] == "ours"]
+    own = [check_at_most("microseconds of the host in a call", us, HOST_US) for us in host]
+    return each + of_mean(figures["cells"]) + masks + updates + own

@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The run of decode on the CPU backend: its cells, what is handed to peers, for which functions of their interfaces in
+plain PyTorch stand in, its bars and its page. Nothing is timed."""
+
+import json
+import math
+import types
+
+import pytest
+
+from benchmarks import peers
+from benchmarks.measure.gpu import bench, decode, decode_bars, decode_shapes
+from benchmarks.report import decode_page, missed_bars
+
+FA3_METADATA = (
+    "batch rows keys heads_q heads_kv dim dim_v dtype lengths cu_q cu_k cu_new used_q leftpad page new causal left "
+    "right softcap splits pack margin"
+).split()
+FA3_FWD = (
+    "q k v k_new v_new qv out cu_q cu_k cu_new used_q used_k rows keys table batch_idx leftpad cos sin rotary q_scale "
+    "k_scale v_scale scale causal left right softcap interleaved metadata splits pack margin sink world rank total"
+).split()
+HOST_HEADS = (8, 2, 64)
+
+
+# --- Peers ----------------------------------------------------------------------------------------------
+
+
+def attention(q, k, v, tables, visible):
+    """q [batch, rows, heads, dim], k and v in pages, visible [batch, rows, keys]."""
+    import torch
+
+    keys = visible.shape[-1]
+    k, v = (x[tables.long()].flatten(1, 2)[:, :keys].float() for x in (k, v))
+    k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (k, v))
+    scores = torch.einsum("bthd,bnhd->bhtn", q.float(), k) * q.shape[-1] ** -0.5
+    weights = scores.masked_fill(~visible[:, None], -math.inf).softmax(-1)
+    return torch.einsum("bhtn,bnhd->bthd", weights, v).to(q.dtype)
+
+
+def causal(batch, rows, keys):
+    import torch
+
+    return (torch.arange(keys) <= torch.arange(keys - rows, keys)[:, None]).expand(batch, rows, keys)
+
+
+class Fa3:
+    def get_scheduler_metadata(self, *arguments):
+        return dict(zip(FA3_METADATA, arguments, strict=True))
+
+    def fwd(self, *arguments):
+        import torch
+
+        a = dict(zip(FA3_FWD, arguments, strict=True))
+        (batch, rows), made = a["q"].shape[:2], a["metadata"]
+        keys = made["keys"]
+        assert (made["batch"], made["rows"], made["causal"]) == (batch, rows, a["causal"])
+        assert a["causal"] == (rows > 1) and a["used_k"].tolist() == [keys] * batch
+        if a["table"] is None:
+            a["table"] = torch.arange(batch)[:, None]
+            assert made["page"] is None and a["k"].shape[:2] == (batch, keys)
+        else:
+            assert made["page"] == a["k"].shape[1] and a["keys"] == keys
+        a["out"].copy_(attention(a["q"], a["k"], a["v"], a["table"], causal(batch, rows, keys)))
+
+
+class Wrapper:
+    """FlashInfer's two wrappers of paged caches."""
+
+    def __init__(self, workspace, layout, use_tensor_cores=None, backend=None):
+        assert layout == "NHD" and backend == "fa2"
+        self.is_decode = bool(use_tensor_cores)
+
+    def plan(self, *arguments, causal=False, packed_custom_mask=None, **_):
+        names = ("indptr", "indices", "last", "heads_q", "heads_kv", "dim", "page")
+        self.a = dict(zip((() if self.is_decode else ("rows",)) + names, arguments, strict=True))
+        self.causal, self.mask = causal, packed_custom_mask
+
+    def run(self, q, caches, out):
+        import torch
+
+        batch, a = len(self.a["indptr"]) - 1, self.a
+        tables = self._paged_kv_indices_buf.view(batch, -1)
+        keys = (tables.shape[1] - 1) * a["page"] + int(a["last"][0])
+        q = q.view(batch, -1, *q.shape[1:])
+        assert self.is_decode == (q.shape[1] == 1) and (self.is_decode or self.causal or self.mask is not None)
+        visible = causal(batch, q.shape[1], keys)
+        if self.mask is not None:
+            starts = self._mask_indptr_buf
+            assert starts[-1] == len(self.mask)
+            bits = self.mask[:, None] >> torch.arange(8) & 1
+            visible = bits.bool().view(batch, q.shape[1], keys)
+        out.copy_(attention(q, *caches, tables, visible).reshape(out.shape))
+
+
+def xqa(q, k, v, tables, lengths, out, workspace, semaphores, heads_kv, page, q_seq_len, mask):
+    import torch
+
+    assert k.shape[1:3] == (page, heads_kv) and lengths.dtype == torch.uint32
+    keys, batch = int(lengths.view(torch.int32)[0, 0]), len(q)
+    visible = causal(batch, q_seq_len, keys).clone()
+    if mask is not None:
+        assert mask.dtype == torch.uint16 and mask.shape == (batch, q_seq_len, 2)
+        low = mask.view(torch.int16)[..., :1].int()
+        visible[:, :, -q_seq_len:] = (low >> torch.arange(q_seq_len) & 1).bool()
+    rows = q.view(batch, q_seq_len, *q.shape[-2:])
+    out.copy_(attention(rows, k, v, tables, visible).reshape(out.shape))
+
+
+# --- A run ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """The steps over small caches in host memory; needs the PyTorch package's operators."""
+    torch = pytest.importorskip("torch")
+    try:
+        from benchmarks.measure.gpu import decode_cell, decode_steps
+    except Exception as error:  # whatever keeps the package from its operators
+        pytest.skip(f"no operators: {error}")
+    from test_gpu_cells import OnTheCpu
+
+    from benchmarks.peers import fa3_cache, flashinfer_caches
+
+    def in_turns(contenders, rounds, shuffle):
+        for contender in contenders.values():
+            contender.call(contender.count - 1)
+        return {name: [1.0 + n for n in range(rounds)] for name in contenders}
+
+    class Stream:
+        def __init__(self, x, stages):
+            self.bytes = 1 << 16
+
+        def __call__(self, n=0):
+            pass
+
+    small = decode_shapes.Shape(2, 256, *HOST_HEADS)
+    for name, value in {
+        "MODELS": (HOST_HEADS,),
+        "BATCHES": (1, 2),
+        "LENGTHS": (128, 256),
+        "EVERY_LAYOUT": [small],
+        "TREE": small._replace(rows=8),
+        "LONG": small,
+        "SMALLEST": small,
+        "UPDATED": (small,),
+    }.items():
+        monkeypatch.setattr(decode_shapes, name, value)
+    for name, value in {"LARGE_MB": 0.2, "TREE_OVER": {}, "SHARE_US": 1e9, "HOST_US": 1e9}.items():  # all times are 1
+        monkeypatch.setattr(decode_bars, name, value)
+    monkeypatch.setattr(decode_cell, "ROTATED_BYTES", 1 << 18)
+    monkeypatch.setattr(decode_steps, "POOL_ELEMENTS", 1 << 18)
+    monkeypatch.setattr(decode_steps, "HOST_CALLS", 2)
+    monkeypatch.setattr(decode_steps, "in_turns", in_turns)
+    monkeypatch.setattr(decode_steps.stream, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    monkeypatch.setattr(fa3_cache, "load", Fa3)
+    names = ("BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper")
+    wrappers = types.SimpleNamespace(**dict.fromkeys(names, Wrapper))
+    monkeypatch.setattr(flashinfer_caches, "load", lambda: (wrappers, wrappers, xqa))
+    monkeypatch.setattr(flashinfer_caches, "WORKSPACE_BYTES", 8)
+    monkeypatch.setattr(flashinfer_caches, "SEMAPHORE_BYTES", 8)
+    before = torch.is_grad_enabled()
+    with OnTheCpu():
+        yield decode_steps
+    torch.set_grad_enabled(before)
+    for name in ("workspace", "semaphores"):
+        getattr(flashinfer_caches, name).cache_clear()
+
+
+def run_of(budget=1000, cells="", peers=tuple(decode_bars.PEERS)):
+    """(whether it passed, the receipt of a run)"""
+    kernels = types.SimpleNamespace(hashes_of=lambda ids: dict.fromkeys(ids, "0"))
+    arguments = types.SimpleNamespace(rounds=4, budget=budget, cells=cells, peers=peers, kernels=kernels)
+    receipt = {"figures": {}}
+    return decode.run(arguments, receipt, lambda: None, None), receipt
+
+
+def test_a_run_measures_every_layout_beside_peers_that_agree(steps, capsys):
+    passed, receipt = run_of()
+    figures = json.loads(json.dumps(receipt["figures"]["decode"]))
+    assert passed and not figures["failed"] and not figures["not_measured"]
+    found = {cell["cell"]: cell for cell in figures["cells"]}
+    assert len(found) == 10
+    for name, cell in found.items():
+        pages = 2 * ("page" in name) + ("page 64" in name or "page 16" in name)
+        assert set(cell["left_out"]) == {0: {"flashinfer", "xqa"}, 2: {"xqa"}, 3: set()}[pages]
+        assert set(cell["over_ours"]) == set(decode_bars.PEERS) - set(cell["left_out"])
+        assert ("stream_share" in cell) == (cell["mb"] >= 0.2) and ("over_64" in cell) == (cell["page"] != 64)
+    tree = figures["masks"][0]
+    assert set(tree["us"]) == {"ours", *decode_bars.PEERS, "tree", "flashinfer_tree", "xqa_tree", "tail"}
+    assert [row["contender"] for row in figures["host"]] == ["ours", *decode_bars.PEERS]
+    assert {"sm90.cache.shares"} < set(receipt["kernel_hashes"])
+    last = capsys.readouterr().out.splitlines()[-2:]
+    assert "bars held; missed:" in last[0] and last[1] == "none"
+
+
+def test_a_run_ends_within_its_budget(steps, capsys):
+    _, receipt = run_of(budget=-1)
+    figures = receipt["figures"]["decode"]
+    assert not figures["cells"] and len(figures["not_measured"]) == 9
+    assert "9 steps not measured" in capsys.readouterr().out
+
+
+def test_a_stream_that_fails_costs_only_its_bar(steps, monkeypatch):
+    def broken(x, stages):
+        raise RuntimeError("CUDA driver: no")
+
+    monkeypatch.setattr(steps.stream, "Stream", broken)
+    passed, receipt = run_of(peers=())
+    figures = receipt["figures"]["decode"]
+    assert not passed and figures["failed"] == {"the stream": "RuntimeError: CUDA driver: no"}
+    assert len(figures["cells"]) == 10 and not any("stream_share" in cell for cell in figures["cells"])
+
+
+def test_only_some_cells(steps):
+    _, receipt = run_of(cells="2 x 256, 8/2 d=64 page 16", peers=())
+    assert [cell["page"] for cell in receipt["figures"]["decode"]["cells"]] == [16]
+    assert not receipt["figures"]["decode"]["masks"]
+
+
+def test_a_peer_with_another_tree_fails_its_step(steps, monkeypatch):
+    def causal_alone(*arguments, mask, **options):
+        xqa(*arguments, mask=None, **options)
+
+    wrappers = steps.flashinfer_caches.load()[:2]
+    monkeypatch.setattr(steps.flashinfer_caches, "load", lambda: (*wrappers, causal_alone))
+    passed, receipt = run_of(peers=("xqa",))
+    figures = receipt["figures"]["decode"]
+    assert (
+        not passed and list(figures["failed"]) == ["a tree"] and "xqa differs from ours" in figures["failed"]["a tree"]
+    )
+
+
+def test_a_peer_that_computes_something_else_fails_its_shape(steps, monkeypatch, capsys):
+    class Wrong(Fa3):
+        def fwd(self, *arguments):
+            super().fwd(*arguments)
+            arguments[6].add_(1)
+
+    monkeypatch.setattr(steps.fa3_cache, "load", Wrong)
+    passed, receipt = run_of(cells="1 x 128", peers=("fa3",))
+    assert not passed and "fa3 differs from ours" in receipt["figures"]["decode"]["failed"]["1 x 128, 8/2 d=64"]
+    assert "FAIL  1 x 128, 8/2 d=64: " in capsys.readouterr().out
+
+
+# --- What is not there ----------------------------------------------------------------------------------
+
+
+def test_peers_that_are_not_there_are_named(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    from benchmarks.peers import fa3_cache, flashinfer_caches
+
+    monkeypatch.setenv("FLASHMASK_PEERS", str(tmp_path))
+    monkeypatch.setitem(flashinfer_caches.sys.modules, "flashinfer", None)
+    with pytest.raises(peers.LeftOut, match="there is no _vllm_fa3_C.abi3.so"):
+        fa3_cache.load()
+    with pytest.raises(peers.LeftOut, match="flashinfer is not imported"):
+        flashinfer_caches.load()
+
+
+def test_a_module_that_is_not_compiled_is_left_out(tmp_path):
+    pytest.importorskip("torch")
+    from benchmarks.peers import flashinfer_caches
+
+    spec = types.SimpleNamespace(name="xqa", load=lambda path: path.name, get_library_path=lambda: tmp_path / "xqa.so")
+    with pytest.raises(peers.LeftOut, match="there is no xqa.so"):
+        flashinfer_caches.load_built(spec)
+    (tmp_path / "xqa.so").touch()
+    assert flashinfer_caches.load_built(spec) == "xqa.so"
+
+
+# --- Bars and the page ------------------------------------------------------------------------------------
+
+
+def cell_of(page=64, mb=100.0, batch=1, **changes):
+    shape = decode_shapes.Shape(batch, 1024, *decode_shapes.MODELS[0])
+    return {
+        "cell": shape.name(page),
+        **shape._asdict(),
+        "page": page,
+        "mb": mb,
+        "us": {"ours": 10.0},
+        "over_ours": {},
+        "gb_per_s": 1000.0,
+        "left_out": {},
+        **changes,
+    }
+
+
+@pytest.mark.parametrize(
+    "changes, missed",
+    [
+        ({"over_ours": {"fa3": 0.96, "xqa": 1.3}}, 0),
+        ({"over_ours": {"fa3": 0.96, "xqa": 0.94}}, 1),
+        ({"over_ours": {"fa3": 0.91}, "mb": 4.2}, 0),
+        ({"over_ours": {"fa3": 0.89}, "mb": 4.2}, 1),
+        ({"stream_share": 0.97}, 0),
+        ({"stream_share": 0.969}, 1),
+        ({"page": 16, "over_64": 0.97}, 1),
+        ({"page": 1, "over_64": 0.97}, 0),
+        ({"page": 1, "over_64": 0.94}, 1),
+        ({"page": 0, "over_64": 0.5}, 0),
+    ],
+)
+def test_bars_of_a_cell(changes, missed):
+    cell = cell_of(**changes)
+    assert sum(not c["passed"] for c in decode_bars.of_cell(cell)) == missed
+    assert decode.cell_line(cell).startswith("FAIL" if missed else "PASS")
+
+
+def test_bars_of_all():
+    tree = {"cell": "a tree", "us": {"ours": 10.0, "tree": 10.6, "xqa_tree": 10.0, "flashinfer_tree": 26.0}}
+    few = {"cell": "few keys", "us": {"ours": 100.0, "window": 7.1, "evicted": 19.0}}
+    few["live"] = {"window": 0.01, "evicted": 0.1}
+    cells = [cell_of(over_ours={"fa3": 0.96}), cell_of(over_ours={"fa3": 1.02}), cell_of(mb=400, over_ours={"fa3": 2})]
+    cells.append(cell_of(page=1, over_ours={"fa3": 0.1}))  # no cell of the grid
+    updates = [
+        {"update": "64 x 8192, causal", "us": 6.1, "vector_mb": 0},
+        {"update": "64 x 8192, vectors", "us": 6.1, "vector_mb": 2.1},
+        {"update": "1 x 1, causal", "us": 1e3, "vector_mb": 0},
+    ]
+    host = [{"contender": "ours", "us": 26.0}, {"contender": "fa3", "us": 60.0}]
+    figures = {"cells": cells, "masks": [tree, few], "updates": updates, "host": host}
+    checks = decode_bars.of_all({**figures, "stream_gb_per_s": {"3": 4500.0, "6": 4600.0}})
+    assert [c["name"] for c in checks if not c["passed"]] == [
+        "decode: geometric mean below 300 MB over the best peer",
+        "a tree: a tree's time over causal attention's",
+        "a tree: a tree over XQA's",
+        "few keys: evicted, its time over what its blocks allow",
+        "plan.update 64 x 8192, causal: microseconds over 6.0",
+        "microseconds of the host in a call",
+    ]
+
+
+def test_the_page_of_a_receipt():
+    peer = {"fa3": 0.9, "flashinfer": 1.1}
+    cells = [cell_of(page, over_ours=peer, **({} if page == 64 else {"over_64": 0.99})) for page in (64, 16, 1, 0)]
+    cells.append(cell_of(64, batch=64, mb=2000.0, stream_share=0.98))
+    figures = {
+        "cells": cells,
+        "masks": [{"cell": "16 x 16384", "us": {"ours": 1.0, "fa3": 2.0, "tree": 3.0, "xqa_tree": 4.0}}],
+        "updates": [{"update": "64 x 8192, causal", "us": 6.7, "vector_mb": 0}],
+        "host": [{"contender": "ours", "us": 40.0}],
+        "versions": {"flashinfer": "0.6"},
+        "stream_gb_per_s": {},
+    }
+    run = {"date": "2026-01-02", "device": "H200", "torch": "2.11", "figures": {"decode": figures}}
+    text = "\n".join(decode_page.lines({"decode": run}))
+    assert decode_page.lines({}) == []
+    assert "| 1 x 1024 | 10.0 (0.90) |" in text and "| 64 x 1024 | 10.0 |" in text
+    assert "98.0 %" in text and "XQA, the tree" in text and "FlashInfer 0.6" in text
+    assert len([bar for bar in missed_bars.of_decode({"decode": run}) if not bar.passed]) == 6
+
+
+def test_the_words_of_its_command():
+    arguments = bench.parse(["decode", "--budget", "30", "--peers", "fa3", "--cells", "d=64"])
+    assert (arguments.budget, arguments.peers, arguments.what) == (30, ["fa3"], "decode")
+    arguments.kernels = types.SimpleNamespace(arch="sm90")
+    decode.check_arguments(arguments)
+    assert arguments.what == "decode-cells" and set(bench.parse(["decode"]).peers) == set(decode_bars.PEERS)
+    arguments.kernels.arch = "sm80"
+    with pytest.raises(SystemExit, match="sm90 alone"):
+        decode.check_arguments(arguments)
