@@ -37,14 +37,15 @@ def means(cells):
 
 
 def summary(cells):
-    judged = [cell for cell in cells if best(cell) is not None]
+    judged = [cell for cell in cells if cell["page"] in decode_bars.PAGES and best(cell) is not None]
     lines = []
     if judged:
         worst = min(judged, key=best)
         small = [best(cell) for cell in judged if cell["mb"] < decode_bars.MEAN_BELOW_MB]
         below = f", and {geometric_mean(small):.3f} below {decode_bars.MEAN_BELOW_MB} MB" if small else ""
         lines += paragraph(
-            f"Times over ours, by geometric mean: {listed(list(means(judged)))}. That of the best peer of each cell is "
+            f"Times over ours at pages of {listed([str(page) for page in decode_bars.PAGES])} keys, by geometric mean: "
+            f"{listed(list(means(judged)))}. That of the best peer of each cell is "
             f"{geometric_mean(map(best, judged)):.3f}{below}. The weakest cell is {worst['cell']}: {best(worst):.2f}."
         )
     return lines + stream_text([cell for cell in cells if "stream_share" in cell])

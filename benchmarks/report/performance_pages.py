@@ -6,7 +6,7 @@ import csv
 import io
 
 from benchmarks import cell_bars, receipts
-from benchmarks.report import decode_held, decode_page, missed_bars, sections, unreceipted_peers
+from benchmarks.report import decode_page, missed_bars, sections, unreceipted_peers
 from benchmarks.report.comparison import (
     COLUMNS,
     DIRECTIONS,
@@ -379,7 +379,7 @@ def pages(cases, topics):
     if of_tests := sections.tests(topics):
         lines = [*page_head("Tests on a GPU", "What passed, failed and was skipped."), *of_tests]
         add("tests.md", "Tests on a GPU", "`scripts/gpu-check tests`", lines)
-    decode = decode_page.lines(topics) or decode_held.lines()
+    decode = decode_page.lines(topics)
     lines = [*page_head("Decode over paged caches", "Hopper's kernels over caches."), *decode]
     add(DECODE, "Decode over paged caches", "`scripts/gpu-check decode`", lines)
     lines = [*page_head("On the CPU", "The CPU backend beside PyTorch."), *sections.cpu_section()]
