@@ -159,7 +159,10 @@ def place(row):
 
 
 def v3_checks(rows, head_dim, seqlens, each, mean, label):
-    cells = [r for r in rows if r["head_dim"] == head_dim and r["seqlen"] in seqlens and r["v3"]]
+    measured = [r for r in rows if r["head_dim"] == head_dim and r["seqlen"] in seqlens]
+    if not most_have(measured, "v3"):
+        return []
+    cells = [r for r in measured if r["v3"]]
     if not cells:
         return []
     worst = min(cells, key=lambda r: r["v3"])
@@ -288,6 +291,11 @@ def hopper_checks(rows, op):
 
 def cell_text(value, form="6.2f"):
     return format(value, form) if value is not None else " " * (int(form.split(".")[0]) - 1) + "-"
+
+
+def most_have(rows, key):
+    """True if at least half of the rows have a value in a column: a mean of fewer says little of the rest."""
+    return 2 * sum(bool(row[key]) for row in rows) >= max(len(rows), 1)
 
 
 def mean_of(rows, key):

@@ -65,15 +65,19 @@ def plain(cases, op):
 
 
 def mean_text(rows, key, every):
-    """The geometric mean over the masks that a kernel ran, and how many those are if not all."""
+    """The geometric mean over the masks that a kernel ran, if most, and how many they are if not all."""
+    if not cell_bars.most_have(rows, key):
+        return ""
     count = sum(bool(row[key]) for row in rows)
     return speed_text(cell_bars.mean_of(rows, key)) + (f" ({count} masks)" if 0 < count < every else "")
 
 
 def worst_text(rows, key):
-    """The cell in which a kernel comes nearest to ours, or leads."""
-    worst = min((row for row in rows if row[key]), key=lambda row: row[key], default=None)
-    return f"{worst[key]:.2f}x ({worst['mask']})" if worst else ""
+    """The cell in which a kernel comes nearest to ours, or leads, of most masks."""
+    if not cell_bars.most_have(rows, key):
+        return ""
+    worst = min((row for row in rows if row[key]), key=lambda row: row[key])
+    return f"{worst[key]:.2f}x ({worst['mask']})"
 
 
 def dense_text(rows, key):
@@ -126,7 +130,8 @@ def means_table(cases):
     means = {}
     for op in OPS:
         for shape, rows in plain(cell_bars.with_totals(cases), op).items():
-            means.setdefault(shape, []).append(cell_bars.mean_of(rows, "v3"))
+            if cell_bars.most_have(rows, "v3"):
+                means.setdefault(shape, []).append(cell_bars.mean_of(rows, "v3"))
     complete = [(size_text(*shape), found) for shape, found in means.items() if len(found) == 3 and all(found)]
     rows = [[place, *map(speed_text, found)] for place, found in complete]
     return markdown_table(["over FlashMask V3", "forward", "backward", "both"], rows)

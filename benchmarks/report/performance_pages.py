@@ -284,8 +284,9 @@ def not_measured(cases, others):
     said = [
         without_v3_text(cases),
         sections.NO_BLOCK_SPARSE_PEER,
-        "Hopper's plain forwards of d = 64 and 128, those at 128K and those beside FlashAttention-3 were measured "
-        "before they lost a branch for a negative softmax_scale, which is refused now.",
+        "Of Hopper's plain forwards those at 128K, most with grouped heads, and a few masks more were measured before "
+        "they lost a branch for a negative softmax_scale, which is refused now. Beside those measured since at d = 64 "
+        "and 128 there was no build of FlashMask V3.",
         f"No other GPU was measured than {listed(devices)}." if devices else "",
         "[What of the papers is not here](end-to-end.md#what-of-the-papers-is-not-here): trainings and kernels that "
         "they have and this project has not rebuilt.",
