@@ -16,14 +16,14 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from .._core import arguments, call_options
+from .._core import arguments
 from .._core.errors import UnsupportedError
 from ..torch import tensor_arguments
 from ..torch._torch_internals import assert_async
 from ..torch.annotations import Device
 from ..torch.attention import flashmask_attention
 from ..torch.mask import Mask
-from . import _mask_functions
+from . import _mask_functions, _model_arguments, _paged_cache
 from .collators import NOT_OF_TREES
 
 AnyModel = TypeVar("AnyModel", bound=torch.nn.Module)
@@ -38,7 +38,9 @@ def register(name: str = NAME) -> str:
     name: the name to register; it must not contain "flash", by which transformers recognises the flash-attn package. A
     second call does nothing more.
 
-    The models' calls then also take `mask=`: a flashmask.Mask for all layers, or a dict of one for each kind of layer
+    Continuous batching (`generate_batch`, `transformers serve`) then attends over its paged cache in place.
+
+    The models' calls also take `mask=`: a flashmask.Mask for all layers, or a dict of one for each kind of layer
     (`config.layer_types`). It is the whole mask and replaces the model's own from padding, positions and windows.
     """
     if not isinstance(name, str) or not name or "flash" in name or any(c in name for c in "|/:"):
@@ -50,6 +52,7 @@ def register(name: str = NAME) -> str:
     _mask_functions.make_traceable()
     AttentionInterface.register(name, attention)
     AttentionMaskInterface.register(name, attention_mask)
+    _paged_cache.register(name)
     return name
 
 
@@ -148,12 +151,6 @@ def attention_mask(
 
 # --- The attention interface ----------------------------------------------------------------------
 
-# Arguments that would change the result and are not implemented.
-_REFUSED = (
-    *("position_bias", "head_mask", "cache", "indices", "block_indices", "sinks", "block_mask", "score_mod"),
-    *(option.name for option in call_options.TENSORS),  # a sink is s_aux
-)
-
 
 def attention(
     module: Any,
@@ -179,11 +176,7 @@ def attention(
     Returns (out [batch, seqlen_q, heads_q, head_dim_v], None). mask: see register(). s_aux: gpt-oss' sinks. Raises
     UnsupportedError for arguments that would change the result and are not implemented.
     """
-    for name in _REFUSED:
-        if others.get(name) is not None:
-            raise UnsupportedError(f"{name} is not implemented by this attention; attn_implementation='eager' takes it")
-    if output_attentions:
-        raise UnsupportedError("output_attentions=True is not implemented: no attention weights are stored")
+    _model_arguments.refuse(others, output_attentions)
     lengths = query.shape[2], key.shape[2]
     if mask is not None:
         whole = _of_layer(mask, module)
@@ -198,11 +191,9 @@ def attention(
         key,
         value,
         whole,
-        softmax_scale=scaling,
         layout="bhsd",
         dropout=dropout,
-        softcap=0.0 if softcap is None else softcap,
-        sink=s_aux,
+        **_model_arguments.score_options(scaling, softcap, s_aux),
     )
     return out.transpose(1, 2), None
 

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over the paged cache of transformers' continuous batching: generate_batch and `transformers serve`."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from transformers import AttentionInterface
+
+from .._core.errors import UnsupportedError
+from ..torch.cached_attention import append_kv, flashmask_with_kvcache
+from ..torch.kv_cache import KvCache, SequenceMask
+from . import _model_arguments
+
+_paged_names: dict[str, str] = {}  # by the name that other calls have
+
+
+def register(name: str) -> None:
+    """Has continuous batching run models of this implementation by another, for its paged cache.
+
+    The other one has no masks, which transformers then makes none of.
+    """
+    _paged_names[name] = f"{name}_paged"
+    AttentionInterface.register(_paged_names[name], attention)
+    _join_continuous_batching()
+
+
+@functools.cache  # once
+def _join_continuous_batching():
+    """By itself continuous batching takes a few implementations of its own, and refuses all other names."""
+    try:
+        from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
+    except ImportError:  # of versions without it
+        return
+    switch = ContinuousBatchingManager.switch_to_cb_friendly_attn
+
+    @functools.wraps(switch)
+    def switch_to_paged(manager, model, *arguments, **by_name):
+        name = model.config._attn_implementation
+        if name in _paged_names:
+            model.set_attn_implementation(_paged_names[name])
+            manager._original_attn_impl = name  # to which the manager returns when it stops
+        elif name not in _paged_names.values():
+            switch(manager, model, *arguments, **by_name)
+
+    ContinuousBatchingManager.switch_to_cb_friendly_attn = switch_to_paged
+
+
+class _Step(NamedTuple):
+    """The places of the keys that a forward's layers of one kind see, as in KvCache."""
+
+    page_table: Any
+    seqlens: torch.Tensor | None
+
+
+class _Served(NamedTuple):
+    """Kept for one cache of transformers'."""
+
+    layers: dict[int, KvCache]
+    steps: dict[int, _Step]  # by the kind's index
+
+
+_served: WeakKeyDictionary[Any, _Served] = WeakKeyDictionary()
+
+
+@torch.compiler.disable  # a trace would copy the cache, into which layers write
+def attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    sliding_window: int | None = None,
+    cache: Any = None,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    output_attentions: bool | None = False,
+    **step: Any,
+) -> tuple[torch.Tensor, None]:
+    """Writes a step's keys and values into transformers' PagedAttentionCache and attends over it where it lies.
+
+    query, key, value: [1, heads, rows, head_dim], the rows of all requests, one request after the other.
+    step: see _step_keys.
+
+    Returns (out [1, rows, heads, head_dim_v], None); rows of no request, which pad a captured step, get zeros. Raises
+    UnsupportedError for another cache and for arguments that would change the result and are not implemented.
+    """
+    _model_arguments.refuse(step, output_attentions)
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    asked = {
+        "a mask": attention_mask is not None or step.get("mask") is not None,
+        "dropout": bool(dropout),
+        "block_table": step.get("block_table") is not None,
+        "is_causal=False": not causal,
+    }
+    for name in (name for name, given in asked.items() if given):
+        raise UnsupportedError(f"{name} is not implemented over the paged cache of continuous batching")
+    if not hasattr(cache, "layer_to_allocator"):
+        raise UnsupportedError(
+            f"cache is a {type(cache).__name__}; it must be a PagedAttentionCache as in transformers 5.23"
+        )
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    allocator = cache.layer_to_allocator[module.layer_idx]
+    window = sliding_window if sliding_window else getattr(allocator, "sliding_window", 0)  # 0: none
+    keys = _step_keys(cache, allocator, module.layer_idx, k, v, step)
+    out = q.new_zeros(*q.shape[:2], v.shape[-1])
+    flashmask_with_kvcache(
+        q,
+        keys,
+        SequenceMask(window_size=(window - 1, 0)),
+        cu_seqlens_q=cu_seq_lens_q,
+        out=out,
+        **_model_arguments.score_options(scaling, softcap, s_aux),
+    )
+    return out[None], None
+
+
+def _step_keys(cache, allocator, layer, k, v, step):
+    """The keys of a step's requests, the new ones k and v among them, written to the cache.
+
+    step: cu_seq_lens_k and max_length_k, by kind of layer; max_length_q; read_index and write_index, the cache's tokens
+    that the requests read and write, for each kind of layer. None are read where all requests begin.
+
+    A layer with a sliding window keeps its window alone, as a ring. Several new tokens of a request overwrite keys that
+    their own rows see, so transformers' code copies the window out first.
+    """
+    reads, writes = step["read_index"][allocator.index], step["write_index"][allocator.index]
+    ends = step["cu_seq_lens_k"][allocator.layer_type]
+    if hasattr(allocator, "sliding_window") and (step["max_length_q"] > 1 or len(reads) == 0):
+        k, v = allocator.update(k, v, layer, reads, writes)
+        every = torch.arange(len(k), dtype=torch.int32, device=k.device)
+        return KvCache(k[:, None], v[:, None], (ends, every))
+    layers, steps = _served.setdefault(cache, _Served({}, {}))
+    if layer not in layers:
+        layers[layer] = _layer_keys(allocator, layer)
+    if layer == allocator.layer_indices[0] or allocator.index not in steps:
+        steps[allocator.index] = _step_table(allocator, reads, writes, ends, step["max_length_k"][allocator.layer_type])
+    keys = layers[layer]
+    keys.page_table, keys.seqlens = steps[allocator.index]
+    append_kv(k, v, keys, slots=writes)
+    return keys
+
+
+def _layer_keys(allocator, layer):
+    """A layer's keys and values: in the allocator's pages, or as a ring in pages of one token.
+
+    Pages of all layers take turns in one tensor: a layer's keys, then its values. As transformers counts tokens, the
+    n-th of a layer is the n-th behind its first page.
+    """
+    page_size = 1 if hasattr(allocator, "sliding_window") else allocator.tokens_per_page
+    tokens = allocator.cache_tensor.flatten(0, 1)
+    first = 2 * allocator.layer_indices.index(layer) * allocator.tokens_per_page
+    k, v = (tokens[begin:].unflatten(0, (-1, page_size)) for begin in (first, first + allocator.tokens_per_page))
+    return KvCache(k[: len(v)], v)
+
+
+def _step_table(allocator, reads, writes, ends, most_keys):
+    """The table of a step, whose requests have the tokens ends[b] to ends[b + 1] of `reads`, or if empty `writes`."""
+    if hasattr(allocator, "sliding_window"):
+        # A mark stands for each token that this step writes.
+        tokens = reads.masked_scatter(reads == allocator.sentinel_index, writes)
+        return _Step((ends, tokens.to(torch.int32)), None)
+    tokens = reads if len(reads) else writes
+    page_size = allocator.tokens_per_page
+    begins = torch.arange(0, most_keys, page_size, device=ends.device) + ends[:-1, None]
+    return _Step((tokens[begins.clamp(max=len(tokens) - 1)] // page_size).to(torch.int32), ends.diff())

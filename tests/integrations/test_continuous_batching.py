@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""generate_batch over its paged cache, against generate() with eager attention, one request at a time."""
+
+import pytest
+import torch
+from flashmask import UnsupportedError
+from flashmask.integrations import _mask_functions, _paged_cache
+from small_models import WINDOW
+from test_models import model_of, tokens
+from transformers import CompileConfig, ContinuousBatchingConfig, GenerationConfig
+from transformers.generation.continuous_batching import PagedAttentionCache
+from transformers.generation.continuous_batching.cache_allocators import SlidingAttentionCacheAllocator
+
+PAGE = 8
+STEPS = 12
+ROWS = 64  # of all requests in a step
+LENGTHS = [3, 2 * WINDOW + 5, PAGE, 1, WINDOW, 40]  # within windows, at pages' ends, beyond both
+
+
+def prompts_of(lengths):
+    return [tokens(1, n)[0].tolist() for n in lengths]
+
+
+def one_by_one(model, prompts):
+    model.set_attn_implementation("eager")
+    options = dict(do_sample=False, min_new_tokens=STEPS, max_new_tokens=STEPS)
+    return [model.generate(torch.tensor([x]), **options)[0, len(x) :].tolist() for x in prompts]
+
+
+def together(model, prompts, attention, sequences=1, **settings):
+    """The tokens after each prompt, of all its sequences."""
+    model.set_attn_implementation(attention)
+    options = dict(do_sample=sequences > 1, top_k=1, max_new_tokens=STEPS, num_return_sequences=sequences)
+    generation = GenerationConfig(**options, eos_token_id=-1, pad_token_id=0)
+    settings = dict(page_size=PAGE, num_blocks=64, max_batch_tokens=ROWS) | settings
+    results = model.generate_batch(prompts, generation, ContinuousBatchingConfig(**settings)).values()
+    assert model.config._attn_implementation == attention
+    return [[x.generated_tokens for x in results if x.prompt_ids == prompt] for prompt in prompts]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral", "gemma2", "gpt_oss"])
+def test_tokens(name, attention):
+    """Prompts longer than a step come in chunks, beside other requests' rows."""
+    model, prompts = model_of(name), prompts_of(LENGTHS)
+    assert together(model, prompts, attention) == [[x] for x in one_by_one(model, prompts)]
+
+
+def test_shared_blocks(attention, monkeypatch):
+    """A request finds the pages of an earlier one with its beginning; sequences of one prompt share theirs."""
+    found, forked = [], []
+    search, fork = PagedAttentionCache.search_prefix_match, PagedAttentionCache.prepare_fork_request
+
+    def noted_search(cache, *arguments):
+        found.append(search(cache, *arguments))
+        return found[-1]
+
+    def noted_fork(cache, *arguments):
+        forked.extend(made := fork(cache, *arguments))
+        return made
+
+    monkeypatch.setattr(PagedAttentionCache, "search_prefix_match", noted_search)
+    monkeypatch.setattr(PagedAttentionCache, "prepare_fork_request", noted_fork)
+    model, (start, *ends) = model_of("llama"), prompts_of([3 * PAGE, 5, 9])
+    prompts = [start + end for end in ends]
+    got = together(model, prompts, attention, sequences=3, max_batch_tokens=len(prompts[0]))
+    assert max(found) == len(start) and len(forked) == 2 * len(prompts)
+    assert got == [[x] * 3 for x in one_by_one(model, prompts)]
+
+
+def test_padded_steps(attention):
+    """Compiled, as captured, steps have rows of no request and more entries in their tables than requests read."""
+    model, prompts = model_of("gemma2"), prompts_of(LENGTHS)
+    config = CompileConfig(backend="aot_eager", mode=None, fullgraph=False)
+    config._compile_all_devices = True
+    got = together(model, prompts, attention, varlen_compile_config=config, kv_padding_interval_size=PAGE)
+    torch._dynamo.reset()
+    assert got == [[x] for x in one_by_one(model, prompts)]
+
+
+def test_cache_stays_in_place(attention, monkeypatch):
+    """Steps of one row a request copy no window; no step makes masks."""
+    copies, rows = [], []
+    update, attend = SlidingAttentionCacheAllocator.update, _paged_cache._step_keys
+
+    def noted_update(allocator, k, *arguments):
+        copies.append(len(k))
+        return update(allocator, k, *arguments)
+
+    def noted_step(cache, allocator, layer, k, v, step):
+        rows.append(len(k))
+        return attend(cache, allocator, layer, k, v, step)
+
+    monkeypatch.setattr(SlidingAttentionCacheAllocator, "update", noted_update)
+    monkeypatch.setattr(_paged_cache, "_step_keys", noted_step)
+    monkeypatch.setattr(_mask_functions, "mask_of", None)
+    prompts = prompts_of([5, WINDOW + 7])
+    together(model_of("mistral"), prompts, attention, max_batch_tokens=128)
+    layers = 2
+    assert copies == [WINDOW + 12] * layers
+    assert rows == copies + [2] * layers * (STEPS - 1)
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"attention_mask": torch.ones(1, 1, 2, 2)}, "a mask is not implemented over the paged cache"),
+        ({"dropout": 0.1}, "dropout is not implemented"),
+        ({"is_causal": False}, "is_causal=False is not implemented"),
+        ({"block_table": torch.zeros(1)}, "block_table is not implemented"),
+        ({"position_bias": torch.zeros(1)}, "position_bias is not implemented"),
+        ({"output_attentions": True}, "output_attentions=True is not implemented"),
+        ({"cache": "none"}, "cache is a str; it must be a PagedAttentionCache"),
+    ],
+)
+def test_refusals(given, message):
+    x = torch.zeros(1, 2, 2, 8)
+    with pytest.raises(UnsupportedError, match=message):
+        _paged_cache.attention(torch.nn.Module(), x, x, x, **{"attention_mask": None, **given})
