@@ -75,22 +75,11 @@ struct Features {
   FLASHMASK_FEATURES(FLASHMASK_TENSOR, FLASHMASK_NONE, FLASHMASK_NONE)
 };
 
-/// Device of a call, and its workspace: on the host memory that lasts as long as the call, on CUDA a buffer of XLA's,
-/// which a command buffer keeps to run the work again later.
-struct Place {
-  int32_t device = FM_DEVICE_CPU;
-  void* stream = nullptr;
-  void* workspace = nullptr;
-  size_t workspace_bytes = 0;
-};
-
 template <typename Args>
 ffi::Error run(fm_status (*function)(const Args*, void*, size_t, const fm_options*), const Args& args,
                const Attributes& attributes, const Features& features, const Place& place) {
   const std::string backend(attributes.backend);
-  HostMemory memory;
   fm_options options{};
-  options.struct_size = sizeof(options);
   options.flags = static_cast<uint32_t>(attributes.flags);
   options.softmax_scale = attributes.softmax_scale;
 #define FLASHMASK_SET_TENSOR(field, ...) options.field = features.field;
@@ -98,13 +87,7 @@ ffi::Error run(fm_status (*function)(const Args*, void*, size_t, const fm_option
   FLASHMASK_FEATURES(FLASHMASK_SET_TENSOR, FLASHMASK_SET_NUMBER, FLASHMASK_NONE)
   options.dropout_state = static_cast<const uint64_t*>(features.dropout_state.data);
   options.backend = backend.c_str();
-  options.device = place.device;
-  options.stream = place.stream;
-  if (place.device == FM_DEVICE_CPU) {
-    options.allocate = allocate;
-    options.allocate_context = &memory;
-  }
-  return error_of(function(&args, place.workspace, place.workspace_bytes, &options));
+  return run_at(place, function, args, options);
 }
 
 /// The plan of a mask, for calls to read.
@@ -174,14 +157,6 @@ ffi::Error backward(const Place& place, const Attributes& attributes, ffi::Remai
 }
 
 using Result = ffi::Result<ffi::AnyBuffer>;
-
-/// On CUDA, where the last result is the workspace.
-ffi::ErrorOr<Place> place_on_cuda(int32_t ordinal, void* stream, const ffi::RemainingRets& results) {
-  if (results.size() == 0) return ffi::Unexpected(ffi::Error::Internal("the call has no workspace"));
-  auto workspace = results.get<ffi::AnyBuffer>(results.size() - 1);
-  if (!workspace) return ffi::Unexpected(workspace.error());
-  return Place{1 + ordinal, stream, (*workspace)->untyped_data(), (*workspace)->size_bytes()};
-}
 
 ffi::Error forward_cpu(Attributes attributes, ffi::RemainingArgs arguments, Result out, Result lse,
                        ffi::RemainingRets rest) {

@@ -11,6 +11,9 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "flashmask/c_api.h"
 
@@ -34,6 +37,8 @@ inline int32_t dtype_of(ffi::DataType dtype) {
       return FM_BOOL;
     case ffi::DataType::U8:
       return FM_UINT8;
+    case ffi::DataType::F8E4M3FN:
+      return FM_FLOAT8_E4M3;
     default:
       return -1;  // none: the C interface says so
   }
@@ -81,6 +86,46 @@ inline void* allocate(void* context, size_t bytes) {
   return memory.get();
 }
 
+/// Device of a call, and its workspace: on the host memory that lasts as long as the call, on CUDA a buffer of XLA's,
+/// which a command buffer keeps to run the work again later.
+struct Place {
+  int32_t device = FM_DEVICE_CPU;
+  void* stream = nullptr;
+  void* workspace = nullptr;
+  size_t workspace_bytes = 0;
+};
+
+/// On CUDA, where the last result is the workspace.
+inline ffi::ErrorOr<Place> place_on_cuda(int32_t ordinal, void* stream, const ffi::RemainingRets& results) {
+  if (results.size() == 0) return ffi::Unexpected(ffi::Error::Internal("the call has no workspace"));
+  auto workspace = results.get<ffi::AnyBuffer>(results.size() - 1);
+  if (!workspace) return ffi::Unexpected(workspace.error());
+  return Place{1 + ordinal, stream, (*workspace)->untyped_data(), (*workspace)->size_bytes()};
+}
+
+/// Runs a call of the C interface at a place, with the options that are not of places.
+template <typename Args>
+ffi::Error run_at(const Place& place, fm_status (*function)(const Args*, void*, size_t, const fm_options*),
+                  const Args& args, fm_options options) {
+  HostMemory memory;
+  options.struct_size = sizeof(options);
+  options.device = place.device;
+  options.stream = place.stream;
+  if (place.device == FM_DEVICE_CPU) {
+    options.allocate = allocate;
+    options.allocate_context = &memory;
+  }
+  return error_of(function(&args, place.workspace, place.workspace_bytes, &options));
+}
+
+/// Names, a comma after each.
+inline std::vector<std::string> split(std::string_view names) {
+  std::vector<std::string> all;
+  for (size_t end; (end = names.find(',')) != names.npos; names.remove_prefix(end + 1))
+    all.emplace_back(names.substr(0, end));
+  return all;
+}
+
 // Exported symbols; all others are hidden.
 #pragma GCC visibility push(default)
 XLA_FFI_DECLARE_HANDLER_SYMBOL(flashmask_forward_cpu);
@@ -91,4 +136,8 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(flashmask_build_plan_cpu);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(flashmask_build_plan_cuda);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(flashmask_build_mask_cpu);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(flashmask_build_mask_cuda);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(flashmask_cached_forward_cpu);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(flashmask_cached_forward_cuda);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(flashmask_append_kv_cpu);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(flashmask_append_kv_cuda);
 #pragma GCC visibility pop

@@ -18,13 +18,6 @@ struct Attributes {
   ffi::Span<const int64_t> numbers;
 };
 
-std::vector<std::string> split(std::string_view names) {
-  std::vector<std::string> all;
-  for (size_t end; (end = names.find(',')) != names.npos; names.remove_prefix(end + 1))
-    all.emplace_back(names.substr(0, end));
-  return all;
-}
-
 /// A family's parameters as the C interface takes them.
 class Parameters {
  public:

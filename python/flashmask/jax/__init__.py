@@ -14,15 +14,21 @@ except ImportError as error:
 
 from .._core.errors import UnrepresentableMaskError, UnsupportedError
 from .attention import dot_product_attention
+from .cached_attention import append_kv, attention_with_cache
 from .dropout import dropout_mask
 from .explain import explain
+from .kv_cache import KvCache, SequenceMask
 from .mask import Mask
 from .mask_builders import masks
 
 __all__ = [
+    "KvCache",
     "Mask",
+    "SequenceMask",
     "UnrepresentableMaskError",
     "UnsupportedError",
+    "append_kv",
+    "attention_with_cache",
     "dot_product_attention",
     "dropout_mask",
     "explain",

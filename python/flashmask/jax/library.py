@@ -9,7 +9,7 @@ import jax
 from .._core import capi
 
 PLATFORMS = {"cpu": "cpu", "cuda": "CUDA"}  # JAX's names of platforms, and of their registries of handlers
-OPERATIONS = ("forward", "backward", "build_plan", "build_mask")
+OPERATIONS = ("forward", "backward", "build_plan", "build_mask", "cached_forward", "append_kv")
 
 
 @functools.cache

@@ -95,7 +95,7 @@ def _plan(mask):
 
 
 def _plan_shape(mask):
-    return _shape((library.plan_bytes(capi.mask_of(mask, _tensor)),), jnp.uint8)
+    return _shape((library.plan_bytes(capi.mask_of(mask, described)),), jnp.uint8)
 
 
 def _results(arrays):
@@ -122,7 +122,9 @@ def _call(operation, options, arrays, mask, features, plan, results):
     given = arrays, mask, features, plan
     calls = {
         platform: functools.partial(_call_on, platform, operation, options, results, workspace_bytes)
-        for platform, workspace_bytes in _workspaces(operation, options, given, results).items()
+        for platform, workspace_bytes in workspaces(
+            functools.partial(_workspace_bytes, operation, options, given, results)
+        ).items()
     }
     made = next(iter(calls.values()))(*given) if len(calls) == 1 else jax.lax.platform_dependent(*given, **calls)
     return varying_alike(*made, *arrays[:3])[: len(made)]
@@ -152,7 +154,7 @@ def _attributes(operation, options, given, results):
 
 
 def _mask_attributes(mask):
-    of_mask = capi.mask_of(mask, _tensor)
+    of_mask = capi.mask_of(mask, described)
     return dict(
         mask_flags=of_mask.flags,
         q_offset=of_mask.q_offset,
@@ -163,15 +165,15 @@ def _mask_attributes(mask):
     )
 
 
-def _workspaces(operation, options, given, results):
-    """The bytes of workspace by platform. Raises what is wrong with a call that no platform takes.
+def workspaces(bytes_on):
+    """The bytes of workspace by platform, bytes_on(platform). Raises what is wrong with a call that no platform takes.
 
     One that only some take is traced for all of them, and the others raise when they come to run it.
     """
     needs, errors = {}, []
     for platform in library.platforms():
         try:
-            needs[platform] = _workspace_bytes(operation, options, given, results, platform)
+            needs[platform] = bytes_on(platform)
         except (ValueError, NotImplementedError, RuntimeError) as error:
             needs[platform] = 0
             errors.append(error)
@@ -185,18 +187,18 @@ def _workspace_bytes(operation, options, given, results, platform):
     struct, arguments, of_results = _FORWARD if operation == "forward" else _BACKWARD
     named = {**dict(zip(arguments, arrays)), **dict(zip(of_results, results))}
     plan = named.pop("plan", plan)
-    tensors = {name: _tensor(name, x) for name, x in named.items() if x is not None}
-    of_mask = capi.mask_of(mask, _tensor)
+    tensors = {name: described(name, x) for name, x in named.items() if x is not None}
+    of_mask = capi.mask_of(mask, described)
     args = capi.make(struct, **tensors, mask=C.pointer(of_mask))
     if plan is not None and platform == "cuda":  # on the CPU it would be read, and the size is not needed
         args.plan, args.plan_bytes = _SOMEWHERE, plan.shape[0]
     tensors = {name: getattr(features, name) for name in _TENSORS}
-    given_options = call_options.described({**options._asdict(), **tensors}, lambda x, name: _tensor(name, x))
+    given_options = call_options.described({**options._asdict(), **tensors}, lambda x, name: described(name, x))
     of_call = call_options.make(**given_options, device=capi.cuda_device() if platform == "cuda" else 0)
     return library.workspace_bytes(operation, args, of_call)
 
 
-def _tensor(name, x):
+def described(name, x):
     """An array's shape, without its data, as fm_tensor."""
     try:
         dtype = capi.dtype_of(x.dtype)
