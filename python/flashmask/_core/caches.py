@@ -35,6 +35,12 @@ def key_layout(
     )
 
 
+def check_page_table(table: object) -> None:
+    """ValueError if it is a tuple or list, but no pair."""
+    if isinstance(table, (tuple, list)) and len(table) != 2:
+        raise ValueError(f"page_table has {len(table)} entries; it must be an array or (indptr, indices)")
+
+
 def _fit(*arrays: tuple[Shape | None, tuple[Shape, ...]]) -> bool:
     """True if the first dimensions of each shape that is there are among the accepted ones."""
     return all(

@@ -49,8 +49,7 @@ class KvCache:
     v_scale: Any = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.page_table, (tuple, list)) and len(self.page_table) != 2:
-            raise ValueError(f"page_table has {len(self.page_table)} entries; it must be an array or (indptr, indices)")
+        caches.check_page_table(self.page_table)
 
     def replace(self, **changes: Any) -> KvCache:
         """This cache with other arrays."""

@@ -55,8 +55,7 @@ class KvCache:
         for name in ("k_scale", "v_scale"):
             if (scale := getattr(self, name)) is not None and not isinstance(scale, np.ndarray):
                 setattr(self, name, np.array(arguments.number(name, scale), np.float32))
-        if isinstance(self.page_table, (tuple, list)) and len(self.page_table) != 2:
-            raise ValueError(f"page_table has {len(self.page_table)} entries; it must be an array or (indptr, indices)")
+        caches.check_page_table(self.page_table)
         self.layout = "NHD"
         self.arrays()
         fm_args, fm_options = self._a_call(), call_options.make(backend="reference")
