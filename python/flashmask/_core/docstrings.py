@@ -53,6 +53,42 @@ layout: "bshd" as above, or "bhsd": the arrays and the result are [batch, heads,
     "hidden_rows": "A row that sees no key gets 0, and lse -inf (with a sink, the sink).",
     "raises": """\
 Raises TypeError or ValueError if an argument is wrong, and UnsupportedError if no backend takes the call.""",
+    "page_table": """\
+page_table: int32 [batch, max_pages], the page of a sequence's n-th page_size keys; or (indptr, indices), int32
+    [batch + 1] and [entries]: request b has the pages indices[indptr[b] : indptr[b + 1]].
+seqlens: int32 [batch], the keys of each request, those of the call's own rows among them. None: as many as it has
+    room for. Clamped to that room.""",
+    "sequence_mask": """\
+causal: keys after a row's position are hidden.
+window_size: (left, right), keys around a row's position that it sees; -1: open. An int is both sides.
+bounds: startend_row_indices. Column j is hidden from the sequence's rows LTS[j] <= i < LTE[j] and UTS[j] <= i <
+    UTE[j]: n = 1 (LTS) or 2 (LTS, LTE) vectors with causal, 2 (LTS, UTE) or 4 (LTS, LTE, UTS, UTE) without; 2^31 -
+    1 as an end is for good. [1 or batch, 1 or heads_kv, columns, n], where keys past the columns see the band
+    alone, or beside the pages [pages, page_size, 1 or heads_kv, n].
+tail: [batch, T, ceil(T / 32)] of T <= 128: among a sequence's last rows and keys row t sees key u if bit u % 32 of
+    word u / 32 is set, in place of the band's upper edge, as a tree of drafts has it.
+tail_lens: [batch], how many rows and keys are the tail; None: as many as T, the call's rows and the keys allow.
+tail_depth: [batch, T], which makes the tail's positions n - its length + depth, of n keys.
+q_pos: positions of the call's rows, of q's first dimensions. None: the index of the row's own key.
+k_pos: positions of keys, [1 or batch, columns], or beside the pages [pages, page_size]. Needs q_pos. None: the
+    index of the key.
+block_mask: bool or uint8 [1 or batch, 1 or heads_kv, row blocks, key blocks]: the sequence's row i sees key j only
+    where element [i // 128, j // 128] is not 0. One row block stands for all rows; blocks past the last hide
+    nothing. Keys of a hidden block are not read.
+key_layout: how bounds and k_pos lie: by "sequences" or beside the "pages"; "auto": a call decides by their shapes.""",
+    "cached_rows": """\
+cache: a KvCache that holds the keys and values of the rows, too (append_kv).
+mask: a SequenceMask; None: causal.
+cu_seqlens_q: int32 [batch + 1]; request b has the rows cu_seqlens_q[b] to cu_seqlens_q[b + 1].""",
+    "cached_alibi_slopes": """\
+alibi_slopes: float32 [heads_q] or [batch, heads_q]: scores, scaled and capped, are lowered by the slope times the
+    distance of positions.""",
+    "split_size": """\
+split_size: keys of a sequence from one partial sum to the next, a multiple of 128.
+return_softmax_lse: returns lse, too.""",
+    "cached_results": """\
+Returns out, q's dtype and dimensions but the last, which is head_dim_v, and lse [batch, heads_q, m], or [heads_q,
+rows] where q is packed; natural logarithm, float32 (float64 for float64).""",
     "explain": """\
 Explains, as text, what the call would do with these arguments; attention itself is not run.
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from .._core import arguments, caches
 from .._core.annotations import Window
+from .._core.docstrings import composed
 
 
 def _arrays(named: dict[str, Any]) -> dict[str, jax.Array]:
@@ -20,6 +21,7 @@ def _arrays(named: dict[str, Any]) -> dict[str, jax.Array]:
     return {name: jnp.asarray(x, jnp.float32 if is_number(x) else None) for name, x in named.items() if x is not None}
 
 
+@composed
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["k", "v", "page_table", "seqlens", "k_scale", "v_scale"],
@@ -31,10 +33,7 @@ class KvCache:
 
     k, v: [pages, page_size, heads_kv, head_dim] and [.., head_dim_v], any page_size; without page_table [batch, keys,
         heads_kv, ..]. The dtype of the queries, or float8_e4m3fn, for which uint8 stands, too.
-    page_table: int32 [batch, max_pages], the page of a sequence's n-th page_size keys; or (indptr, indices), int32
-        [batch + 1] and [entries]: request b has the pages indices[indptr[b] : indptr[b + 1]].
-    seqlens: int32 [batch], the keys of each request, those of the call's own rows among them. None: as many as it has
-        room for. Clamped to that room.
+    {page_table}
     k_scale, v_scale: what an element of a float8 cache is multiplied by: a number, or float32 of up to three dimensions
         that broadcast to [pages, page_size, heads_kv]. None: 1.
 
@@ -68,6 +67,7 @@ class KvCache:
 _TENSORS = ("bounds", "tail", "tail_lens", "tail_depth", "q_pos", "k_pos", "block_mask")
 
 
+@composed
 @functools.partial(
     jax.tree_util.register_dataclass, data_fields=list(_TENSORS), meta_fields=["causal", "window_size", "key_layout"]
 )
@@ -76,21 +76,7 @@ class SequenceMask:
     """A mask of sequences: which keys their rows see. Rows and keys count from the beginning of the *sequence*, so one
     mask serves prefill, every chunk, decode and verification. All arrays but block_mask are int32.
 
-    causal: keys after a row's position are hidden.
-    window_size: (left, right), keys around a row's position that it sees; -1: open. An int is both sides.
-    bounds: column j is hidden from the sequence's rows LTS[j] <= i < LTE[j] and UTS[j] <= i < UTE[j]: n = 1 (LTS) or 2
-        (LTS, LTE) vectors with causal, 2 (LTS, UTE) or 4 (LTS, LTE, UTS, UTE) without; 2^31 - 1 as an end is for good.
-        [1 or batch, 1 or heads_kv, columns, n], where keys past the columns see the band alone, or beside the pages
-        [pages, page_size, 1 or heads_kv, n].
-    tail: [batch, T, ceil(T / 32)] of T <= 128: among a sequence's last rows and keys row t sees key u if bit u % 32 of
-        word u / 32 is set, in place of the band's upper edge.
-    tail_lens: [batch], how many rows and keys are the tail; None: as many as T, the call's rows and the keys allow.
-    tail_depth: [batch, T], which makes the tail's positions n - its length + depth, of n keys.
-    q_pos: positions of the call's rows, of q's first dimensions. None: the index of the row's own key.
-    k_pos: positions of keys, [1 or batch, columns], or beside the pages [pages, page_size]. Needs q_pos.
-    block_mask: bool or uint8 [1 or batch, 1 or heads_kv, row blocks, key blocks]: the sequence's row i sees key j only
-        where element [i // 128, j // 128] is not 0. Keys of a hidden block are not read.
-    key_layout: how bounds and k_pos lie: by "sequences" or beside the "pages"; "auto": a call decides by their shapes.
+    {sequence_mask}
 
     The arrays are leaves of a pytree; the rest is static.
 

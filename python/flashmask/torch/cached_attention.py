@@ -202,27 +202,22 @@ def flashmask_with_kvcache(
     q: [batch, m, heads_q, head_dim], or with cu_seqlens_q [rows, heads_q, head_dim]; float32, float16 or bfloat16;
         float64 with backend="reference". heads_q is a multiple of the cache's heads_kv. A request's row i of m is its
         sequence's row n - m + i, n being its number in cache.seqlens; a row below 0 sees nothing.
-    cache: a KvCache that holds the keys and values of the rows, too (append_kv).
-    mask: a SequenceMask; None: causal.
     plan: a CachePlan, updated for this mask, cache and cu_seqlens_q; None: the call makes its own.
-    cu_seqlens_q: int32 [batch + 1]; request b has the rows cu_seqlens_q[b] to cu_seqlens_q[b + 1].
+    {cached_rows}
     {softmax_scale}
     {softcap}
     {sink}
-    alibi_slopes: float32 [heads_q] or [batch, heads_q]: scores, scaled and capped, are lowered by the slope times the
-        distance of positions.
+    {cached_alibi_slopes}
     batch_invariant: gives a request's rows the same bits whatever else is in the batch; CPUs always do.
-    split_size: keys of a sequence from one partial sum to the next, a multiple of 128.
-    return_softmax_lse: returns lse, too.
+    {split_size}
     out, lse: tensors for the results; None: new ones. Rows of no request are left as they are.
     max_ctas: as in flashmask_attention.
     validate: raises ValueError naming the first request and value that is clamped otherwise, or read as zeros: in
         seqlens, tables, cu_seqlens_q and tail_lens. Waits for a device.
     backend: "auto", "cpu", "cuda" or "reference".
 
-    Returns out, q's dtype and dimensions but the last, which is head_dim_v, and lse [batch, heads_q, m], or [heads_q,
-    rows] where q is packed; natural logarithm, float32 (float64 for float64). A row that sees no key gets 0, and lse
-    -inf (with a sink, the sink).
+    {cached_results}
+    A row that sees no key gets 0, and lse -inf (with a sink, the sink).
 
     {raises}
     RuntimeError where gradients are on and q or the cache requires one: there is no backward.
