@@ -48,6 +48,23 @@ struct Share {
 };
 static_assert(sizeof(Share) == 96);
 
+/// A unit's part in a share: `tiles` live key blocks, or kEnd.
+struct UnitPart {
+  static constexpr int32_t kEnd = -1;
+  int32_t tiles;
+  int32_t kv_head;
+  RowTile tile;
+  int32_t first_share, last_share;  ///< the unit's; one and the same: the result is final
+  int32_t partial;                  ///< the place of the result if it is not
+  int32_t unused;
+
+#if defined(__CUDACC__)
+  __device__ __forceinline__ bool is_final() const { return first_share == last_share; }
+  /// Packed rows of the tile.
+  __device__ __forceinline__ int32_t count() const { return tile.row_count * tile.head_count; }
+#endif
+};
+
 /// n / divisor, neither below 0. Devices take several times as long with 64 bits as with 32.
 FLASHMASK_RULE int64_t quotient(int64_t n, int64_t divisor) {
   if ((n | divisor) >> 32 == 0) return static_cast<uint32_t>(n) / static_cast<uint32_t>(divisor);

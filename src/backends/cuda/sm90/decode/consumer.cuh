@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "backends/cuda/cache/packed_rows.cuh"
 #include "backends/cuda/device/softcap.cuh"
 #include "backends/cuda/ptx/async_arrive.cuh"
 #include "backends/cuda/ptx/tensor_core.cuh"
 #include "backends/cuda/ptx/tma.cuh"
 #include "backends/cuda/ptx/wgmma.cuh"
-#include "backends/cuda/sm90/decode/merge.cuh"
 #include "backends/cuda/sm90/decode/row_state.cuh"
 #include "backends/cuda/sm90/decode/traits.cuh"
 
@@ -29,12 +29,12 @@ class DecodeConsumer {
       if (work.tiles == Work::kEnd) return;
       ptx::wait(shared_.q_full[queries().stage()], queries().phase());
       ptx::fence_async_proxy();  // the rows have been copied by threads
-      if (PackedLayout(p_, count_of(work)).spread) {
+      if (PackedLayout(p_, work.count()).spread) {
         run_work<1>(work);
       } else {
         run_work<2>(work);
       }
-      if (!is_final(work) && is_last_to_arrive(work)) merge(work);
+      if (!work.is_final() && is_last_to_arrive(work)) merge(work);
       ptx::arrive_once(shared_.work_empty[at]);
       works_.advance();
     }
@@ -45,17 +45,11 @@ class DecodeConsumer {
   using Outputs = typename Traits::Outputs;
   using HalfProbabilities = typename Traits::HalfProbabilities;
   using Probabilities = HalfProbabilities[2];
-  using Partials = PartialResults<Traits>;
   using Swizzle = ptx::Swizzle128;
   static constexpr int kBarrier = 1;  ///< joins the warpgroup
   static constexpr int kParts = Traits::kParts;
 
   __device__ __forceinline__ static void join() { ptx::named_barrier_sync(kBarrier, Traits::kConsumerThreads); }
-  __device__ __forceinline__ static int32_t count_of(const Work& work) {
-    return work.tile.row_count * work.tile.head_count;
-  }
-
-  __device__ __forceinline__ static bool is_final(const Work& work) { return work.first_share == work.last_share; }
 
   template <int kRows>
   __device__ __forceinline__ void run_work(const Work& work) {
@@ -70,16 +64,12 @@ class DecodeConsumer {
     finish<kRows>(work, o, rows);
   }
 
-  /// One of this thread's two rows: the row of the tile, or -1, and head of the unit. Computed where it is needed:
-  /// registers are few.
-  struct PackedPlace {
-    int32_t packed, row, head;
-  };
-  __device__ __forceinline__ PackedPlace place_of(const Work& work, int half) const {
+  /// The place of one of this thread's two rows. Computed where it is needed: registers are few.
+  __device__ __forceinline__ cuda::PackedPlace place_of(const Work& work, int half) const {
     const auto lane = static_cast<int32_t>(ptx::opaque(ptx::lane()));
     const int32_t row = cuda::Slab::kRows * static_cast<int32_t>(threadIdx.x / 32) + lane / 4 + 8 * half;
-    const int32_t packed = PackedLayout(p_, count_of(work)).packed(row), heads = work.tile.head_count;
-    if (packed >= count_of(work)) return {packed, -1, 0};
+    const int32_t packed = PackedLayout(p_, work.count()).packed(row), heads = work.tile.head_count;
+    if (packed >= work.count()) return {packed, -1, 0};
     return {packed, packed / heads, packed % heads};
   }
 
@@ -287,36 +277,9 @@ class DecodeConsumer {
   __device__ __forceinline__ void change_scores(const Work& work, const KeyTile& tile, Scores& s) const {
     if (p_.softcap.is_set()) cuda::apply_softcap<Element>(s, p_.softcap.factor);
     if (!p_.alibi.is_set()) return;
-    const SequenceView sequence = sequence_of(p_, work.tile);
-    float slope[2];
-    int32_t row[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const PackedPlace place = place_of(work, half);
-      row[half] = static_cast<int32_t>(sequence.first_row()) + work.tile.first_row + max(place.row, 0);
-      if (needs_positions(p_) && row[half] >= 0) row[half] = static_cast<int32_t>(sequence.row_position(row[half]));
-      const auto head = static_cast<uint32_t>(query_head(p_, work, place.head));
-      slope[half] =
-          __ldg(p_.alibi.slopes + p_.alibi.index(static_cast<uint32_t>(work.tile.request), head)) * p_.alibi.per_unit;
-    }
-    if (needs_positions(p_)) {
-      const int32_t* const positions = shared_.masks[masks_.stage()].positions;
-      lower(s, slope, row, [&](int key) { return positions[key]; });
-    } else {
-      lower(s, slope, row, [&](int key) { return tile.first_key() + key; });
-    }
-  }
-  /// Lowers scores by slope times the distance of positions.
-  template <typename PositionOf>
-  __device__ __forceinline__ static void lower(Scores& s, const float (&slope)[2], const int32_t (&row)[2],
-                                               const PositionOf& position_of) {
-#pragma unroll
-    for (int i = 0; i < static_cast<int>(sizeof(Scores) / sizeof(float)); ++i) {
-      const int half = i / 2 % 2;
-      const int32_t key = position_of(cuda::Slab::column(i));
-      const uint32_t distance = static_cast<uint32_t>(max(key, row[half])) - static_cast<uint32_t>(min(key, row[half]));
-      s[i] = __fmaf_rn(-slope[half], static_cast<float>(distance), s[i]);
-    }
+    cuda::apply_alibi(
+        p_, work, [&](int half) { return place_of(work, half); }, shared_.masks[masks_.stage()].positions,
+        tile.first_key(), s);
   }
 
   template <int kRows>
@@ -324,61 +287,23 @@ class DecodeConsumer {
 #pragma unroll
     for (int half = 0; half < kRows; ++half) {
       const float largest = rows.row_max[half] * p_.scale_log2, sum = cuda::quad_sum(rows.sum[half]);
-      const PackedPlace place = place_of(work, half);
+      const cuda::PackedPlace place = place_of(work, half);
       if (place.row < 0) continue;
-      if (is_final(work)) {
-        store_final(work, place, half, o, largest, sum);
-      } else {
-        store_partial(work, place, half, o, largest, sum);
-      }
+      cuda::RowStore<Element, Traits::kVDim>{p_, work}.store(place, half, o, largest, sum);
     }
   }
 
-  __device__ __forceinline__ void store_final(const Work& work, const PackedPlace& packed, int half, const Outputs& o,
-                                              float largest, float sum) const {
-    const int64_t head = query_head(p_, work, packed.head);
-    const RowEnd end = end_row(largest, sum, p_.sink.template of_head<Element>(head));
-    const RowPlace place(p_, work, packed.row);
-    Element* const to = p_.out.at<Element>(place.batch, place.row, head) + 2 * cuda::Slab::column_pair();
-#pragma unroll
-    for (int j = 0; j < Traits::kVDim / 8; ++j) {
-      if (8 * j < p_.head_dim_v)
-        RowCopy{p_.rows_aligned}.store_pair(to + 8 * j, o[4 * j + 2 * half] * end.factor,
-                                            o[4 * j + 2 * half + 1] * end.factor);
-    }
-    if (p_.lse.data && cuda::Slab::column_pair() == 0) *p_.lse.at<float>(place.batch, place.row, head) = end.lse;
-  }
-
-  __device__ __forceinline__ void store_partial(const Work& work, const PackedPlace& packed, int half, const Outputs& o,
-                                                float largest, float sum) const {
-    float* const values = Partials::values(p_, work.partial);
-    float* const to = values + packed.packed * Traits::kVDim + 2 * cuda::Slab::column_pair();
-#pragma unroll
-    for (int j = 0; j < Traits::kVDim / 8; ++j)
-      __stcg(reinterpret_cast<float2*>(to + 8 * j), make_float2(o[4 * j + 2 * half], o[4 * j + 2 * half + 1]));
-    if (cuda::Slab::column_pair() == 0) {
-      __stcg(Partials::largest(values) + packed.packed, largest);
-      __stcg(Partials::sums(values) + packed.packed, sum);
-    }
-  }
   /// Counts this partial result, and is true for the CTA that counts the unit's last.
   __device__ __forceinline__ bool is_last_to_arrive(const Work& work) {
     delay<Role::kStore>();
     join();
-    if (threadIdx.x == 0) {
-      uint32_t* const count = p_.plan.arrived + work.first_share;
-      const auto others = static_cast<uint32_t>(work.last_share - work.first_share);
-      shared_.arrived = ptx::add_acquire_release(count, 1) == others;
-      if (shared_.arrived) *count = 0;  // for the next call with the plan
-    }
+    if (threadIdx.x == 0) cuda::count_partial(p_, work, shared_.arrived);
     join();
     return shared_.arrived;
   }
   __device__ __forceinline__ void merge(const Work& work) const {
-#pragma unroll 1
-    for (int32_t row = static_cast<int32_t>(ptx::opaque(threadIdx.x) / 32) * Partials::kRowsAtOnce;
-         row < count_of(work); row += Traits::kConsumerThreads / 32 * Partials::kRowsAtOnce)
-      Partials::merge_rows(p_, work, row);
+    cuda::merge_unit<Element, Traits::kVDim, Traits::kConsumerThreads / 32>(
+        p_, work, static_cast<int32_t>(ptx::opaque(threadIdx.x) / 32));
   }
 
   const DecodeParams& p_;

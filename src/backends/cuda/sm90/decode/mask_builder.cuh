@@ -28,7 +28,7 @@ class DecodeMaskBuilder {
   static constexpr int kLaneKeys = cuda::kBlockKeys / 32, kLaneRows = cuda::kPackedRows / 32;
 
   __device__ __forceinline__ void run_work(const Work& work) {
-    const SequenceView sequence = sequence_of(p_, work.tile);
+    const SequenceView sequence = p_.sequence_of(work.tile);
     load_rows(sequence, work.tile);
     for (int32_t n = 0; n < work.tiles; ++n) {
       const uint32_t at = tiles_.stage();
@@ -81,7 +81,7 @@ class DecodeMaskBuilder {
     const uint32_t at = masks_.stage();
     ptx::wait(shared_.mask_empty[at], masks_.phase() ^ 1);
     TileMask& mask = shared_.masks[at];
-    if (needs_positions(p_)) {
+    if (p_.needs_positions()) {
 #pragma unroll
       for (int c = 0; c < kLaneKeys; ++c)
         mask.positions[cuda::mask_key(ptx::lane(), c)] = static_cast<int32_t>(keys.position[c]);

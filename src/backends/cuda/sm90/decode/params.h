@@ -3,51 +3,15 @@
 
 #include <cuda.h>
 
-#include <cstdint>
-
-#include "backends/cuda/cache/work.h"
-#include "backends/cuda/device/feature_params.h"
-#include "call/sequence_view.h"
+#include "backends/cuda/cache/cached_params.h"
 
 namespace flashmask::sm90 {
 
-/// A tensor of the call's rows: element (request b, row i, head h, column c), or of packed rows with b = 0 and i
-/// counted through all requests. Strides in elements.
-struct CallRows {
-  void* data;
-  int64_t batch_stride, row_stride, head_stride;
-
-#if defined(__CUDACC__)
-  template <typename T>
-  __device__ __forceinline__ T* at(int64_t b, int64_t row, int64_t head) const {
-    return static_cast<T*>(data) + b * batch_stride + row * row_stride + head * head_stride;
-  }
-#endif
+/// How TMA reads a cache; unset where keys are gathered.
+struct CacheMaps {
+  CUtensorMap k, v;
 };
 
-struct DecodeParams {
-  CUtensorMap k, v;         ///< unset where keys are gathered
-  CallRows k_rows, v_rows;  ///< by page, row of the page and head
-  CallRows q, out, lse;     ///< lse: null data if nobody wants it
-  CachedView call;
-  cuda::WorkPlan plan;
-  int32_t head_dim, head_dim_v;
-  int32_t box_keys;  ///< keys of a box of the tensor maps: divides page_size and a slot's keys; 1 without them
-  bool gathers;      ///< keys and values come key by key, not in boxes of TMA
-  bool keys_aligned, rows_aligned;  ///< to 16 bytes: rows of K and V, of q and out
-  int32_t pages, page_size;
-  uint32_t page_multiplier, page_shift;  ///< a key / page_size by a product, see division_by
-  float scale_log2;                      ///< log2(e) * the scores' unit, at least a tiny number
-  float score_of_bit;                    ///< 1 / scale_log2
-  cuda::SoftcapParams softcap;
-  cuda::SinkParams sink;
-  cuda::AlibiParams alibi;  ///< positions aside, which are the sequences'
-
-#if defined(__CUDACC__)
-  __device__ __forceinline__ int32_t key_page(int32_t key) const {
-    return static_cast<int32_t>((uint64_t{static_cast<uint32_t>(key)} * page_multiplier) >> page_shift);
-  }
-#endif
-};
+struct DecodeParams : CacheMaps, cuda::CachedParams {};
 
 }  // namespace flashmask::sm90

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "backends/cuda/cache/live_blocks.cuh"
+#include "backends/cuda/cache/unit_walk.cuh"
 #include "backends/cuda/ptx/tma_stream.cuh"
 #include "backends/cuda/sm90/decode/row_access.cuh"
 #include "backends/cuda/sm90/decode/traits.cuh"
@@ -12,7 +14,7 @@ template <typename Traits>
 struct CopiedTensor {
   using Element = typename Traits::Element;
   const CUtensorMap& map;
-  const CallRows& rows;
+  const cuda::CallRows& rows;
   int32_t dim;
   int blocks;  ///< each of 64 columns
   uint32_t part_bytes;
@@ -48,77 +50,6 @@ struct CopiedTensor {
   static constexpr int kElements = Traits::kSlotKeys * kBlocks * 64;
 };
 
-/// The live blocks of a unit, in ascending order.
-class LiveBlocks {
- public:
-  /// The tile's, from the skipped-th on.
-  __device__ __forceinline__ void begin(const DecodeParams& p, const cuda::RowTile& tile, int32_t head,
-                                        int32_t skipped) {
-    end_ = (tile.keys + cuda::kBlockKeys - 1) / cuda::kBlockKeys;
-    if (p.plan.has_classes) {
-      list_ = (tile.list + (p.plan.mask_heads == 1 ? 0 : head)) * int64_t{p.plan.words};
-      word_ = -1;
-      live_ = 0;
-      skipped_ = skipped;
-    } else {
-      next_ = tile.first_block + skipped;
-      find_unmasked(p, tile);
-    }
-  }
-
-  struct Block {
-    int32_t index;
-    bool masked;
-  };
-  __device__ __forceinline__ Block next(const DecodeParams& p) {
-    if (!p.plan.has_classes) {
-      const int32_t block = next_++;
-      return {block, block < unmasked_begin_ || block >= unmasked_end_};
-    }
-    const int32_t words = min(p.plan.words, (end_ + cuda::kBlocksOfWord - 1) / cuda::kBlocksOfWord);
-    while (live_ == 0 && ++word_ < words) load_word(p);
-    if (live_ != 0) {
-      const int bit = __ffs(live_) - 1;
-      live_ &= live_ - 1;
-      return {word_ * cuda::kBlocksOfWord + bit, !(full_ >> bit & 1)};
-    }
-    // Blocks that a plan has no room for, and past the last key one that stands for none.
-    word_ = words;
-    return {min(p.plan.words * cuda::kBlocksOfWord + skipped_++, end_), true};
-  }
-
- private:
-  /// Finds the blocks of which the band lets all rows see all keys.
-  __device__ __forceinline__ void find_unmasked(const DecodeParams& p, const cuda::RowTile& tile) {
-    unmasked_begin_ = unmasked_end_ = 0;
-    const int64_t row = int64_t{tile.keys} - tile.rows_count + tile.first_row, last_row = row + tile.row_count - 1;
-    if (row < 0) return;
-    const int64_t tail = tile.keys - tile.tail, keys = last_row >= tail ? tail : tile.keys;
-    const int64_t first_key = max(last_row + p.call.diagonal_lo, int64_t{0}),
-                  end_key = max(min(row + p.call.diagonal_hi + 1, keys), int64_t{0});
-    unmasked_begin_ =
-        static_cast<int32_t>(min((first_key + cuda::kBlockKeys - 1) / cuda::kBlockKeys, int64_t{INT32_MAX}));
-    unmasked_end_ = static_cast<int32_t>(end_key / cuda::kBlockKeys);
-  }
-  /// Loads a word of class bits, without the live blocks that are to be skipped.
-  __device__ __forceinline__ void load_word(const DecodeParams& p) {
-    live_ = __ldcg(p.plan.live_bits + list_ + word_);
-    full_ = __ldcg(p.plan.full_bits + list_ + word_);
-    const int32_t count = __popc(live_);
-    if (skipped_ >= count) {
-      skipped_ -= count;
-      live_ = 0;
-    }
-    for (; live_ != 0 && skipped_ > 0; --skipped_) live_ &= live_ - 1;
-  }
-
-  int32_t end_;                                   ///< blocks that have keys
-  int32_t next_, unmasked_begin_, unmasked_end_;  ///< without class bits
-  int64_t list_;                                  ///< with them
-  int32_t word_, skipped_;
-  uint32_t live_, full_;
-};
-
 /// A producer warp: walks the CTA's shares and loads K, or V. The warp of keys also announces units and tiles to the
 /// other roles. All 32 lanes run it; each issues the copies of its box, or of its chunks of 16 bytes where keys are
 /// gathered. Both warps run the same instructions, of which there are few: a CTA's first ones come from memory.
@@ -132,7 +63,7 @@ class DecodeProducer {
         shared_(shared),
         copied_(of_keys ? CopiedTensor<Traits>::keys(p, shared) : CopiedTensor<Traits>::values(p, shared)),
         announces_(of_keys),
-        masks_all_(needs_positions(p)) {}
+        masks_all_(p.needs_positions()) {}
 
   __device__ __forceinline__ void run() {
     for (int32_t n = static_cast<int32_t>(blockIdx.x); n < p_.plan.most_shares; n += static_cast<int32_t>(gridDim.x)) {
@@ -147,7 +78,7 @@ class DecodeProducer {
   static constexpr int kLaneKeys = cuda::kBlockKeys / 32;
 
   __device__ __forceinline__ void run_share(int32_t n, const cuda::Share& share) {
-    begin_share(share);
+    units_.begin(p_.plan, share);
     int32_t unit_left = 0;
 #pragma unroll 1
     for (int32_t left = share.blocks; left >= 0; --left) {
@@ -157,60 +88,25 @@ class DecodeProducer {
         const bool is_new = unit_left == 0;
         const int32_t skipped = is_first ? share.skipped : 0;
         if (is_new) {
-          if (!is_first) next_unit();
-          unit_left = min(live_blocks() - skipped, left);
-          blocks_.begin(p_, tile_, head_, skipped);
+          if (!is_first) units_.next(p_.plan);
+          unit_left = min(units_.live_blocks(p_.plan) - skipped, left);
+          blocks_.begin(p_, units_.tile(), units_.head(), skipped);
           find_table();
         }
         const auto block = blocks_.next(p_);
         find(block.index, places);  // under the announcements
-        if (is_new) announce_unit(n, share, unit_left);
+        if (is_new && announces_) announce_work(units_.part(p_, n, share, unit_left));
         announce_tile(block.index, block.masked);
         --unit_left;
       }
       if (!is_first) copy();  // the tile before, whose pages have come by now
       waiting_ = places;
-      waiting_head_ = head_;
+      waiting_head_ = units_.head();
     }
   }
 
-  // --- Units ---------------------------------------------------------------------------------------
+  // --- Announcements -------------------------------------------------------------------------------
 
-  __device__ __forceinline__ void begin_share(const cuda::Share& share) {
-    tile_ = share.tile;
-    tile_index_ = share.tile_index;
-    head_ = share.kv_head;
-    before_ = tile_.blocks_before;
-    if (p_.plan.mask_heads == 1) {
-      before_ += int64_t{head_} * tile_.live_blocks;
-    } else {
-      for (int32_t h = 0; h < head_; ++h) before_ += p_.plan.live[tile_.list + h];
-    }
-  }
-  __device__ __forceinline__ int32_t live_blocks() const {
-    return p_.plan.mask_heads == 1 ? tile_.live_blocks : p_.plan.live[tile_.list + head_];
-  }
-  __device__ __forceinline__ void next_unit() {
-    before_ += live_blocks();
-    if (++head_ < p_.plan.heads_kv) return;
-    head_ = 0;
-    tile_ = p_.plan.tiles[++tile_index_];
-  }
-  /// Announces the unit's part in the share.
-  __device__ __forceinline__ void announce_unit(int32_t n, const cuda::Share& share, int32_t blocks) {
-    if (!announces_) return;
-    const int64_t all = share.all_blocks, shares = share.shares;
-    const auto first_share = static_cast<int32_t>(cuda::share_of(before_, all, shares)),
-               last_share = static_cast<int32_t>(cuda::share_of(before_ + live_blocks() - 1, all, shares));
-    announce_work(
-        {blocks, head_, inside(tile_), first_share, last_share, n == first_share ? p_.plan.most_shares + n : n, 0});
-  }
-  /// The tile without rows that the call's tensors do not have: a plan may be stale, or know more rows than the call.
-  __device__ __forceinline__ cuda::RowTile inside(cuda::RowTile tile) const {
-    const int64_t rows = p_.call.rows - tile.rows_begin - tile.first_row;
-    tile.row_count = static_cast<int32_t>(max(min(int64_t{tile.row_count}, rows), int64_t{0}));
-    return tile;
-  }
   __device__ __forceinline__ void announce_work(const Work& work) {
     const uint32_t at = works_.stage();
     ptx::wait(shared_.work_empty[at], works_.phase() ^ 1);
@@ -244,11 +140,11 @@ class DecodeProducer {
   __device__ __forceinline__ void find_table() {
     table_ = nullptr;
     if (p_.call.page_table.defined()) {
-      table_ = p_.call.page_table.data + tile_.request * p_.call.page_table.stride[0];
+      table_ = p_.call.page_table.data + units_.tile().request * p_.call.page_table.stride[0];
       table_stride_ = p_.call.page_table.stride[1];
     } else if (p_.call.page_indptr.defined()) {
       table_stride_ = p_.call.page_indices.stride[0];
-      table_ = p_.call.page_indices.data + tile_.first_entry * table_stride_;
+      table_ = p_.call.page_indices.data + units_.tile().first_entry * table_stride_;
     }
   }
 
@@ -267,9 +163,9 @@ class DecodeProducer {
                   key = block * cuda::kBlockKeys + in_tile;
     places.entry[n] = -1;
     places.row[n] = 0;
-    if (in_tile >= cuda::kBlockKeys || key >= tile_.keys) return;
+    if (in_tile >= cuda::kBlockKeys || key >= units_.tile().keys) return;
     const int32_t page = table_ ? p_.key_page(key) : 0;
-    places.entry[n] = table_ ? __ldg(table_ + page * table_stride_) : tile_.request;
+    places.entry[n] = table_ ? __ldg(table_ + page * table_stride_) : units_.tile().request;
     places.row[n] = key - page * p_.page_size;
   }
 
@@ -322,7 +218,7 @@ class DecodeProducer {
         gather_keys<false>(rows, address);
       }
     }
-    RowCopy{p_.keys_aligned}.arrive(full);
+    arrive_after(cuda::RowCopy{p_.keys_aligned}, full);
   }
   /// The address of the lane's n-th key, or value; 0: it is not there.
   __device__ __forceinline__ uint64_t key_address(int n) const {
@@ -347,10 +243,11 @@ class DecodeProducer {
       unsigned char* const row = reinterpret_cast<unsigned char*>(to) + key * Swizzle::kRow;
 #pragma unroll
       for (int column = 0; column < kMostBlocks; ++column) {
-        const int32_t element = Swizzle::kColumns * column + RowCopy::kElements * static_cast<int32_t>(chunk);
+        const int32_t element = Swizzle::kColumns * column + cuda::RowCopy::kElements * static_cast<int32_t>(chunk);
         if (column < copied_.blocks)
-          RowCopy{kAligned}.copy_chunk(row + column * Swizzle::block(Traits::kSlotKeys) + Swizzle::chunk(key, chunk),
-                                       from + element, from && element < copied_.dim);
+          cuda::RowCopy{kAligned}.copy_chunk(
+              row + column * Swizzle::block(Traits::kSlotKeys) + Swizzle::chunk(key, chunk), from + element,
+              from && element < copied_.dim);
       }
     }
   }
@@ -363,10 +260,8 @@ class DecodeProducer {
   ptx::RingPosition<Traits::kWorks> works_;
   ptx::RingPosition<Traits::kTiles> tiles_;
   ptx::RingPosition<Traits::kSlots> slots_;
-  cuda::RowTile tile_;
-  int32_t tile_index_, head_;
-  int64_t before_;  ///< blocks of the units before this one
-  LiveBlocks blocks_;
+  cuda::UnitWalk units_;
+  cuda::LiveBlocks blocks_;
   const int32_t* table_;  ///< the request's; null: keys are contiguous
   int64_t table_stride_ = 0;
   Places waiting_{};

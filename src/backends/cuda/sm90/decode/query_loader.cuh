@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "backends/cuda/sm90/decode/merge.cuh"
+#include "backends/cuda/cache/merge.cuh"
 #include "backends/cuda/sm90/decode/row_access.cuh"
 #include "backends/cuda/sm90/decode/row_state.cuh"
 
@@ -25,7 +25,7 @@ class DecodeQueryLoader {
       ptx::wait(shared_.q_empty[queries_.stage()], queries_.phase() ^ 1);
       delay<Role::kProducer>();
       load(work);
-      RowCopy{p_.rows_aligned}.arrive(shared_.q_full[queries_.stage()]);
+      arrive_after(cuda::RowCopy{p_.rows_aligned}, shared_.q_full[queries_.stage()]);
       queries_.advance();
       ptx::arrive_once(shared_.work_empty[at]);
       works_.advance();
@@ -43,12 +43,13 @@ class DecodeQueryLoader {
     for (int32_t n = static_cast<int32_t>(ptx::lane()); n < count * kRowChunks; n += 32) {
       const int32_t packed = n / kRowChunks, chunk = n % kRowChunks;
       if (8 * chunk >= p_.head_dim) continue;
-      const RowPlace place(p_, work, packed / heads);
-      const int64_t head = query_head(p_, work, packed % heads);
+      const cuda::RowPlace place(p_, work, packed / heads);
+      const int64_t head = cuda::query_head(p_, work, packed % heads);
       const auto row = static_cast<uint32_t>(layout.row(packed));
       auto* const to =
           base + chunk / 8 * Swizzle::block(Traits::kRows) + row * Swizzle::kRow + Swizzle::chunk(row, chunk % 8);
-      RowCopy{p_.rows_aligned}.copy_chunk(to, p_.q.at<const Element>(place.batch, place.row, head) + 8 * chunk, true);
+      cuda::RowCopy{p_.rows_aligned}.copy_chunk(to, p_.q.at<const Element>(place.batch, place.row, head) + 8 * chunk,
+                                                true);
     }
   }
 

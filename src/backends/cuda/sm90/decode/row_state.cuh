@@ -75,7 +75,7 @@ struct DecodeRows : cuda::RowState {
 struct PackedLayout {
   bool spread;
   __device__ __forceinline__ PackedLayout(const DecodeParams& p, int32_t packed_rows)
-      : spread(packed_rows <= 32 && !changes_scores(p)) {}
+      : spread(packed_rows <= 32 && !p.changes_scores()) {}
   /// The product's row of a packed row.
   __device__ __forceinline__ int32_t row(int32_t packed) const {
     return spread ? packed / 8 * 16 + packed % 8 : packed;

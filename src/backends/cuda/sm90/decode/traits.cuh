@@ -45,16 +45,8 @@ struct DecodeTraits {
   using HalfProbabilities = cuda::PackedFragments<kKeys / 2>;
 };
 
-/// The producer's announcement of a unit's part in a share: `tiles` live key blocks, or kEnd.
-struct Work {
-  static constexpr int32_t kEnd = -1;
-  int32_t tiles;
-  int32_t kv_head;
-  cuda::RowTile tile;
-  int32_t first_share, last_share;  ///< the unit's; one and the same: the result is final
-  int32_t partial;                  ///< the place of the result if it is not
-  int32_t unused;
-};
+/// The producer's announcement of a unit's part in a share.
+using Work = cuda::UnitPart;
 
 /// The producer's announcement of a tile. A key block past the last is of a unit that has none: all of it is hidden.
 struct KeyTile {
@@ -92,19 +84,5 @@ struct DecodeShared {
   uint64_t q_full[Traits::kQueries], q_empty[Traits::kQueries];
   uint32_t arrived;
 };
-
-/// True if scores are more than products.
-__device__ __forceinline__ bool changes_scores(const DecodeParams& p) { return p.softcap.is_set() || p.alibi.is_set(); }
-
-/// True if a mask warp's word is needed for a tile whatever its class: distances of positions are ALiBi's.
-__device__ __forceinline__ bool needs_positions(const DecodeParams& p) {
-  return p.alibi.is_set() && (p.call.q_pos.defined() || p.call.tail_depth.defined());
-}
-
-/// The view of an announced request.
-__device__ __forceinline__ SequenceView sequence_of(const DecodeParams& p, const cuda::RowTile& tile) {
-  return SequenceView(p.call, tile.request,
-                      {{tile.rows_begin, tile.rows_count}, tile.first_entry, tile.keys, tile.tail});
-}
 
 }  // namespace flashmask::sm90

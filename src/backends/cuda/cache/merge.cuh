@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "backends/cuda/cache/cached_params.h"
+#include "backends/cuda/cache/row_copy.cuh"
 #include "backends/cuda/ptx/registers.cuh"
-#include "backends/cuda/sm90/decode/row_access.cuh"
-#include "backends/cuda/sm90/decode/traits.cuh"
 
-namespace flashmask::sm90 {
+namespace flashmask::cuda {
 
 /// The place of a unit's row in the call's tensors.
 struct RowPlace {
   int64_t batch, row;
-  __device__ __forceinline__ RowPlace(const DecodeParams& p, const Work& work, int32_t row_of_tile)
+  __device__ __forceinline__ RowPlace(const CachedParams& p, const UnitPart& work, int32_t row_of_tile)
       : batch(p.call.is_packed ? 0 : work.tile.request),
         row(work.tile.rows_begin + work.tile.first_row + row_of_tile) {}
 };
 /// The query head that is a unit's n-th.
-__device__ __forceinline__ int64_t query_head(const DecodeParams& p, const Work& work, int32_t n) {
+__device__ __forceinline__ int64_t query_head(const CachedParams& p, const UnitPart& work, int32_t n) {
   return int64_t{work.kv_head} * p.plan.group + work.tile.first_head + n;
 }
 
@@ -35,16 +35,16 @@ __device__ __forceinline__ RowEnd end_row(float largest, float sum, float sink) 
 }
 
 /// The partial results of a unit, in ascending order of keys, in which they are added up.
-template <typename Traits>
+template <typename Element, int kColumns>
 class PartialResults {
  public:
-  static constexpr int kColumns = Traits::kVDim, kFloats = cuda::partial_floats(kColumns);
+  static constexpr int kFloats = partial_floats(kColumns);
   /// Floats: packed rows of weighted values, then largest scores, then sums of weights.
-  __device__ __forceinline__ static float* values(const DecodeParams& p, int32_t partial) {
+  __device__ __forceinline__ static float* values(const CachedParams& p, int32_t partial) {
     return p.plan.partials + int64_t{partial} * kFloats;
   }
-  __device__ __forceinline__ static float* largest(float* values) { return values + Traits::kRows * kColumns; }
-  __device__ __forceinline__ static float* sums(float* values) { return largest(values) + Traits::kRows; }
+  __device__ __forceinline__ static float* largest(float* values) { return values + kPackedRows * kColumns; }
+  __device__ __forceinline__ static float* sums(float* values) { return largest(values) + kPackedRows; }
 
   /// Rows that a warp adds up at a time, each in kLanes lanes.
   static constexpr int kLanes = kColumns <= 64 ? 16 : 32, kRowsAtOnce = 32 / kLanes;
@@ -52,7 +52,7 @@ class PartialResults {
   /// Adds up the partial results of packed rows from `row` on, with all lanes of a warp, and stores them. A lane has
   /// the weights of some parts and some columns of every part, which are loaded many at a time: each round takes longer
   /// than all the arithmetic.
-  __device__ __forceinline__ static void merge_rows(const DecodeParams& p, const Work& work, int32_t row) {
+  __device__ __forceinline__ static void merge_rows(const CachedParams& p, const UnitPart& work, int32_t row) {
     const Places places(p, work, row);
     Values values;
     values.load(places, 0);
@@ -93,7 +93,7 @@ class PartialResults {
   struct Places {
     const float *first, *others;  ///< the first part and the second; the rest follow at equal distances
     int32_t parts, lane, row;
-    __device__ __forceinline__ Places(const DecodeParams& p, const Work& work, int32_t first_row)
+    __device__ __forceinline__ Places(const CachedParams& p, const UnitPart& work, int32_t first_row)
         : first(values(p, p.plan.most_shares + work.first_share)),
           others(values(p, work.first_share + 1)),
           parts(work.last_share - work.first_share + 1),
@@ -103,10 +103,10 @@ class PartialResults {
       return n == 0 ? first : others + int64_t{n - 1} * kFloats;
     }
     __device__ __forceinline__ float largest_of(int32_t n) const {
-      return n < parts ? __ldcg(part(n) + Traits::kRows * kColumns + row) : -INFINITY;
+      return n < parts ? __ldcg(part(n) + kPackedRows * kColumns + row) : -INFINITY;
     }
     __device__ __forceinline__ float sum_of(int32_t n) const {
-      return n < parts ? __ldcg(part(n) + Traits::kRows * (kColumns + 1) + row) : 0.f;
+      return n < parts ? __ldcg(part(n) + kPackedRows * (kColumns + 1) + row) : 0.f;
     }
     __device__ __forceinline__ float2 pair_of(int32_t n, int pair) const {
       return n < parts ? __ldcg(reinterpret_cast<const float2*>(part(n) + row * kColumns) + lane + kLanes * pair)
@@ -142,9 +142,8 @@ class PartialResults {
     return x;
   }
 
-  __device__ __forceinline__ static void store(const DecodeParams& p, const Work& work, const Places& places,
+  __device__ __forceinline__ static void store(const CachedParams& p, const UnitPart& work, const Places& places,
                                                const Sum& sum) {
-    using Element = typename Traits::Element;
     const int64_t head = query_head(p, work, places.row % work.tile.head_count);
     const RowEnd end = end_row(sum.largest, sum.sum, p.sink.template of_head<Element>(head));
     const RowPlace place(p, work, places.row / work.tile.head_count);
@@ -159,4 +158,4 @@ class PartialResults {
   }
 };
 
-}  // namespace flashmask::sm90
+}  // namespace flashmask::cuda

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "backends/cuda/cache/merge.cuh"
+#include "backends/cuda/fragments/fragments.cuh"
+#include "backends/cuda/ptx/async_arrive.cuh"
+
+namespace flashmask::cuda {
+
+/// A packed row of a unit: its row of the tile, or -1 if it is not there, and its head of the unit.
+struct PackedPlace {
+  int32_t packed, row, head;
+};
+
+/// Lowers a slab's scores by a slope times the distance of positions: slope and row of the thread's two rows,
+/// position_of(column) of a key.
+template <int kScores, typename PositionOf>
+__device__ __forceinline__ void lower(float (&s)[kScores], const float (&slope)[2], const int32_t (&row)[2],
+                                      const PositionOf& position_of) {
+#pragma unroll
+  for (int i = 0; i < kScores; ++i) {
+    const int half = i / 2 % 2;
+    const int32_t key = position_of(Slab::column(i));
+    const uint32_t distance = static_cast<uint32_t>(max(key, row[half])) - static_cast<uint32_t>(min(key, row[half]));
+    s[i] = __fmaf_rn(-slope[half], static_cast<float>(distance), s[i]);
+  }
+}
+
+/// Lowers a slab's scores by ALiBi's biases. place_of(half) is the place of one of the thread's two rows; `positions`
+/// has the keys' positions, if they are not first_key and so on.
+template <int kScores, typename PlaceOf>
+__device__ __forceinline__ void apply_alibi(const CachedParams& p, const UnitPart& work, const PlaceOf& place_of,
+                                            const int32_t* positions, int32_t first_key, float (&s)[kScores]) {
+  const SequenceView sequence = p.sequence_of(work.tile);
+  float slope[2];
+  int32_t row[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const PackedPlace place = place_of(half);
+    row[half] = static_cast<int32_t>(sequence.first_row()) + work.tile.first_row + max(place.row, 0);
+    if (p.needs_positions() && row[half] >= 0) row[half] = static_cast<int32_t>(sequence.row_position(row[half]));
+    const auto head = static_cast<uint32_t>(query_head(p, work, place.head));
+    slope[half] =
+        __ldg(p.alibi.slopes + p.alibi.index(static_cast<uint32_t>(work.tile.request), head)) * p.alibi.per_unit;
+  }
+  if (p.needs_positions()) {
+    lower(s, slope, row, [&](int key) { return positions[key]; });
+  } else {
+    lower(s, slope, row, [&](int key) { return first_key + key; });
+  }
+}
+
+/// Stores one of a thread's two rows of O that is there: the result, or a unit's part of it. `largest` is the row's
+/// largest score (log2), `sum` its weights' sum.
+template <typename Element, int kColumns>
+struct RowStore {
+  using Partials = PartialResults<Element, kColumns>;
+  const CachedParams& p;
+  const UnitPart& work;
+
+  template <int kOutputs>
+  __device__ __forceinline__ void store(const PackedPlace& packed, int half, const float (&o)[kOutputs], float largest,
+                                        float sum) const {
+    if (work.is_final()) {
+      store_final(packed, half, o, largest, sum);
+    } else {
+      store_partial(packed, half, o, largest, sum);
+    }
+  }
+
+ private:
+  template <int kOutputs>
+  __device__ __forceinline__ void store_final(const PackedPlace& packed, int half, const float (&o)[kOutputs],
+                                              float largest, float sum) const {
+    const int64_t head = query_head(p, work, packed.head);
+    const RowEnd end = end_row(largest, sum, p.sink.template of_head<Element>(head));
+    const RowPlace place(p, work, packed.row);
+    Element* const to = p.out.at<Element>(place.batch, place.row, head) + 2 * Slab::column_pair();
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j) {
+      if (8 * j < p.head_dim_v)
+        RowCopy{p.rows_aligned}.store_pair(to + 8 * j, o[4 * j + 2 * half] * end.factor,
+                                           o[4 * j + 2 * half + 1] * end.factor);
+    }
+    if (p.lse.data && Slab::column_pair() == 0) *p.lse.at<float>(place.batch, place.row, head) = end.lse;
+  }
+  template <int kOutputs>
+  __device__ __forceinline__ void store_partial(const PackedPlace& packed, int half, const float (&o)[kOutputs],
+                                                float largest, float sum) const {
+    float* const values = Partials::values(p, work.partial);
+    float* const to = values + packed.packed * kColumns + 2 * Slab::column_pair();
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j)
+      __stcg(reinterpret_cast<float2*>(to + 8 * j), make_float2(o[4 * j + 2 * half], o[4 * j + 2 * half + 1]));
+    if (Slab::column_pair() == 0) {
+      __stcg(Partials::largest(values) + packed.packed, largest);
+      __stcg(Partials::sums(values) + packed.packed, sum);
+    }
+  }
+};
+
+/// Counts a partial result: `is_last` becomes 1 in the CTA that counts the unit's last, else 0. One thread calls it,
+/// after all of the CTA have stored theirs.
+__device__ __forceinline__ void count_partial(const CachedParams& p, const UnitPart& work, uint32_t& is_last) {
+  uint32_t* const count = p.plan.arrived + work.first_share;
+  const auto others = static_cast<uint32_t>(work.last_share - work.first_share);
+  is_last = ptx::add_acquire_release(count, 1) == others;
+  if (is_last) *count = 0;  // for the next call with the plan
+}
+
+/// Adds up a unit's partial results with kWarps warps, of which the caller is the warp-th, and stores them.
+template <typename Element, int kColumns, int kWarps>
+__device__ __forceinline__ void merge_unit(const CachedParams& p, const UnitPart& work, int32_t warp) {
+  using Partials = PartialResults<Element, kColumns>;
+#pragma unroll 1
+  for (int32_t row = warp * Partials::kRowsAtOnce; row < work.count(); row += kWarps * Partials::kRowsAtOnce)
+    Partials::merge_rows(p, work, row);
+}
+
+}  // namespace flashmask::cuda
