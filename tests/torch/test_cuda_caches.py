@@ -4,6 +4,7 @@ FLASHMASK_TEST_DEVICE=cuda."""
 
 import json
 import math
+import os
 
 import pytest
 import torch
@@ -173,6 +174,7 @@ def test_scratch_is_bounded_and_explained():
     device_q, cache = on("cuda", q, k, v, table, torch.full((4,), 9, dtype=torch.int32))
     assert CachePlan(4096, 4096, 8192, 32, 8, 128, device="cuda").bytes < 15e6
     said = json.loads(explain(device_q, cache))
-    assert said["kernel"] == "sm90.decode.bf16.d64.dv64.s2" and "boxes of 16 keys by TMA" in said["pages"]
+    if os.environ.get("FLASHMASK_KERNELS", "auto") in ("auto", "sm90"):
+        assert said["kernel"] == "sm90.decode.bf16.d64.dv64.s2" and "boxes of 16 keys by TMA" in said["pages"]
     cache.k = padded(cache.k)
     assert "gathered key by key" in json.loads(explain(device_q, cache))["pages"]

@@ -79,13 +79,7 @@ std::variant<Refusal, const cuda::KernelSet*> cache_kernels(const Device& device
   Problem where{};
   where.device = device;
   where.kernels = wanted;
-  auto set = cuda::kernel_set_for(where);
-  if (std::holds_alternative<Refusal>(set)) return set;
-  const cuda::KernelSet& found = *std::get<const cuda::KernelSet*>(set);
-  if (!found.prepare_cached)
-    return Refusal{message("kernels '", found.name,
-                           "' read no KV cache; those of 9.0 (Hopper) do, and backend 'cpu', in host memory")};
-  return set;
+  return cuda::kernel_set_for(where);
 }
 
 const cuda::KernelSet& require_cache_kernels(const Device& device) {
@@ -99,7 +93,13 @@ PreparedCached CudaBackend::prepare_cached(const CachedProblem& p) const {
   if (p.device.kind != Device::Kind::kCuda) return Refusal{"takes CUDA tensors only"};
   auto set = cache_kernels(p.device, p.kernels);
   if (auto* refusal = std::get_if<Refusal>(&set)) return std::move(*refusal);
-  return std::get<const cuda::KernelSet*>(set)->prepare_cached(p);
+  const cuda::KernelSet& found = *std::get<const cuda::KernelSet*>(set);
+  if (!p.plan) return found.prepare_cached(p);
+  const cuda::KernelSet& planned = require_cache_kernels(p.device);
+  if (&planned != &found)
+    return Refusal{message("kernels '", found.name, "' (Options::kernels) read no plan of this device, which is for '",
+                           planned.name, "'; leave out one of the two")};
+  return found.prepare_cached(p);
 }
 
 std::size_t CudaBackend::cached_plan_bytes(const CachedCapacities& capacities, const Device& device) const {

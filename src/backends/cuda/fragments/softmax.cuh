@@ -166,7 +166,7 @@ struct RowState {
   /// the largest of three is one instruction.
   template <int kScores>
   __device__ __forceinline__ static int32_t largest_bits(const float (&s)[kScores], int half) {
-    static_assert(kScores % 8 == 0 && kScores >= 16);
+    static_assert(kScores % 8 == 0);
     const auto bits = [&](int j, int e) { return __float_as_int(s[4 * j + 2 * half + e]); };
     int even = max(bits(0, 0), bits(0, 1)), odd = max(bits(1, 0), bits(1, 1));
 #pragma unroll
@@ -179,13 +179,18 @@ struct RowState {
 
   template <int kScores>
   __device__ __forceinline__ static float largest_score(const float (&s)[kScores], int half) {
-    float m[4];
+    static_assert(kScores == 8 || kScores >= 16);
+    if constexpr (kScores == 8) {
+      return fmaxf(fmaxf(s[2 * half], s[2 * half + 1]), fmaxf(s[4 + 2 * half], s[5 + 2 * half]));
+    } else {
+      float m[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) m[i] = fmaxf(s[4 * i + 2 * half], s[4 * i + 2 * half + 1]);
+      for (int i = 0; i < 4; ++i) m[i] = fmaxf(s[4 * i + 2 * half], s[4 * i + 2 * half + 1]);
 #pragma unroll
-    for (int j = 4; j < kScores / 4; ++j)
-      m[j % 4] = fmaxf(m[j % 4], fmaxf(s[4 * j + 2 * half], s[4 * j + 2 * half + 1]));
-    return fmaxf(fmaxf(m[0], m[1]), fmaxf(m[2], m[3]));
+      for (int j = 4; j < kScores / 4; ++j)
+        m[j % 4] = fmaxf(m[j % 4], fmaxf(s[4 * j + 2 * half], s[4 * j + 2 * half + 1]));
+      return fmaxf(fmaxf(m[0], m[1]), fmaxf(m[2], m[3]));
+    }
   }
 };
 

@@ -20,12 +20,12 @@ struct KernelSet {
   /// The call configured, or why the kernels do not take it, on a device that they run on.
   Prepared (*prepare)(const Problem& problem);
 
-  // Calls over caches; null in a set that reads none.
+  // Calls over caches.
 
-  PreparedCached (*prepare_cached)(const CachedProblem& problem) = nullptr;
+  PreparedCached (*prepare_cached)(const CachedProblem& problem);
   /// Bytes of a plan, and how it is filled, on a device that they run on.
-  std::size_t (*cached_plan_bytes)(const CachedCapacities& capacities, const Device& device) = nullptr;
-  void (*build_cached_plan)(const CachedProblem& problem, const CachedPlan& plan) = nullptr;
+  std::size_t (*cached_plan_bytes)(const CachedCapacities& capacities, const Device& device);
+  void (*build_cached_plan)(const CachedProblem& problem, const CachedPlan& plan);
 };
 
 }  // namespace flashmask::cuda

@@ -9,6 +9,7 @@
 #include "backends/cuda/host/call_params.h"
 #include "backends/cuda/sm80/backward/backward.h"
 #include "backends/cuda/sm80/common/shared_memory.h"
+#include "backends/cuda/sm80/decode/decode.h"
 #include "backends/cuda/sm80/forward/forward.h"
 #include "backends/cuda/sm80/tile_config.h"
 #include "common/message.h"
@@ -18,8 +19,8 @@ namespace {
 
 std::vector<KernelInfo> kernels() {
   std::vector<KernelInfo> all = forward_kernels();
-  const std::vector<KernelInfo> backward = backward_kernels();
-  all.insert(all.end(), backward.begin(), backward.end());
+  for (const std::vector<KernelInfo>& more : {backward_kernels(), decode_kernels()})
+    all.insert(all.end(), more.begin(), more.end());
   return all;
 }
 
@@ -43,6 +44,9 @@ constinit const cuda::KernelSet kKernelSet{
     .runs_on = is_large,
     .kernels = kernels,
     .prepare = [](const Problem& p) { return prepare(p, kLargeKilobytes); },
+    .prepare_cached = prepare_cached<kLargeKilobytes>,
+    .cached_plan_bytes = cached_plan_bytes<kLargeKilobytes>,
+    .build_cached_plan = build_cached_plan<kLargeKilobytes>,
 };
 constinit const cuda::KernelSet kSmallKernelSet{
     .name = "sm86",
@@ -50,6 +54,9 @@ constinit const cuda::KernelSet kSmallKernelSet{
     .runs_on = [](int major, int) { return major >= 8; },
     .kernels = [] { return std::vector<KernelInfo>(); },
     .prepare = [](const Problem& p) { return prepare(p, kSmallKilobytes); },
+    .prepare_cached = prepare_cached<kSmallKilobytes>,
+    .cached_plan_bytes = cached_plan_bytes<kSmallKilobytes>,
+    .build_cached_plan = build_cached_plan<kSmallKilobytes>,
 };
 
 }  // namespace flashmask::sm80

@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/cache/packed_rows.cuh"
+#include "backends/cuda/device/delay.cuh"
+#include "backends/cuda/device/launch_overlap.cuh"
+#include "backends/cuda/device/softcap.cuh"
+#include "backends/cuda/fragments/element_mask.cuh"
+#include "backends/cuda/fragments/softmax.cuh"
+#include "backends/cuda/sm80/common/operands.cuh"
+#include "backends/cuda/sm80/decode/key_loader.cuh"
+
+namespace flashmask::sm80 {
+
+/// A CTA of the decode kernel: four warps that divide the rows of a unit, 16 each, and where there are fewer rows the
+/// keys of each step. Up to 16 packed rows each warp has the 16 keys that it has loaded, and waits for no other until
+/// the unit's end, where their results are added up in ascending order of keys; so a request's bits depend on how many
+/// packed rows it has.
+///
+/// An item of the ring, keys or values of a step, is there once its copies have come and the warps that share its rows
+/// have met; the slot of the item before is free from then on.
+template <typename Traits>
+class DecodeCta {
+ public:
+  using Shared = DecodeShared<Traits>;
+  __device__ __forceinline__ DecodeCta(const cuda::CachedParams& p, Shared& shared)
+      : p_(p), shared_(shared), warp_(static_cast<int>(ptx::uniform(threadIdx.x / 32))), loader_(p, shared, warp_) {}
+
+  __device__ __forceinline__ void run() {
+    loader_.start();
+    for (auto n = static_cast<int32_t>(blockIdx.x); n < p_.plan.most_shares; n += static_cast<int32_t>(gridDim.x)) {
+      const cuda::Share& share = p_.plan.shares[n];
+      for (int32_t left = share.blocks; left > 0; left -= shared_.work.tiles) {
+        join();  // All have read the unit before: its rows, and its last items.
+        if (threadIdx.x == 0) find_unit(n, share, left);
+        join();
+        load_queries(shared_.work);
+        join();
+        run_unit(shared_.work);
+      }
+    }
+  }
+
+ private:
+  using Element = typename Traits::Element;
+  using QTile = typename Traits::QTile;
+  using KTile = typename Traits::KTile;
+  using VTile = typename Traits::VTile;
+  using Outputs = typename Traits::Outputs;
+  static constexpr int kWarps = Traits::kWarps, kSteps = Traits::kQkDim / 16;
+  static constexpr int kSlabRows = cuda::Slab::kRows;
+
+  /// Running results of a warp's 16 rows.
+  struct Rows {
+    Outputs o = {};
+    cuda::RowState state;
+  };
+  /// Q's fragments of a warp's rows, where they stay in registers.
+  using Queries = uint32_t[Traits::kQInRegisters ? kSteps : 1][4];
+
+  /// Weights of a warp's rows and at most all keys of a step.
+  using Weights = cuda::PackedFragments<Traits::kKeys>;
+
+  /// A warp's place among the four: its 16 rows of the tile, and its keys of each step.
+  template <int kKeyWarps>
+  struct Place {
+    static constexpr int kKeys = Traits::kKeys / kKeyWarps;
+    int warp;
+    __device__ __forceinline__ int slab() const { return warp / kKeyWarps; }
+    __device__ __forceinline__ int key_warp() const { return warp % kKeyWarps; }
+    __device__ __forceinline__ int first_row() const { return kSlabRows * slab(); }
+    __device__ __forceinline__ int first_key() const { return kKeys * key_warp(); }
+  };
+
+  /// Finds the share's next unit, of which and of others it has `left` blocks.
+  __device__ __forceinline__ void find_unit(int32_t n, const cuda::Share& share, int32_t left) {
+    const bool is_first = left == share.blocks;
+    if (is_first) {
+      shared_.units.begin(p_.plan, share);
+    } else {
+      shared_.units.next(p_.plan);
+    }
+    const int32_t skipped = is_first ? share.skipped : 0;
+    shared_.work = shared_.units.part(p_, n, share, min(shared_.units.live_blocks(p_.plan) - skipped, left));
+  }
+
+  __device__ __forceinline__ void run_unit(const cuda::UnitPart& work) {
+    const int32_t slabs = (work.count() + kSlabRows - 1) / kSlabRows;
+    key_warps_ = slabs > 2 ? 1 : slabs > 1 ? 2 : kWarps;
+    run_rows(work);
+    if (!work.is_final()) finish_unit(work);
+  }
+  /// Calls f with this warp's place.
+  template <typename F>
+  __device__ __forceinline__ void with_place(const F& f) const {
+    if (key_warps_ == 4) {
+      f(Place<4>{warp_});
+    } else if (key_warps_ == 2) {
+      f(Place<2>{warp_});
+    } else {
+      f(Place<1>{warp_});
+    }
+  }
+
+  __device__ __forceinline__ static void join() {
+    delay<Role::kWarp>();
+    __syncthreads();
+  }
+
+  /// Copies the unit's packed rows. The rest of the last 16, and columns that are not there, are zeros.
+  __device__ __forceinline__ void load_queries(const cuda::UnitPart& work) {
+    constexpr int kChunks = Traits::kQkDim / cuda::RowCopy::kElements;
+    const int32_t heads = work.tile.head_count, rows = (work.count() + kSlabRows - 1) / kSlabRows * kSlabRows;
+    for (auto n = static_cast<int32_t>(threadIdx.x); n < rows * kChunks; n += Traits::kThreads) {
+      const int32_t packed = n / kChunks, chunk = n % kChunks, column = cuda::RowCopy::kElements * chunk;
+      auto* const to = reinterpret_cast<uint4*>(shared_.rows.q + chunk / 8 * QTile::kBlockBytes +
+                                                QTile::place(static_cast<uint32_t>(packed), chunk % 8u));
+      if (packed >= work.count() || column >= p_.head_dim) {
+        *to = {};
+        continue;
+      }
+      const cuda::RowPlace place(p_, work, packed / heads);
+      const auto* const from =
+          p_.q.at<const Element>(place.batch, place.row, cuda::query_head(p_, work, packed % heads));
+      if (p_.rows_aligned) {
+        *to = __ldg(reinterpret_cast<const uint4*>(from + column));
+      } else {
+        cuda::RowCopy{false}.copy_chunk(to, from + column, true);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void run_rows(const cuda::UnitPart& work) {
+    const int first_row = kSlabRows * (warp_ / key_warps_);
+    const bool has_rows = first_row < work.count();
+    Rows rows;
+    rows.state.reset();
+    Queries q;
+    if constexpr (Traits::kQInRegisters) {
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) q_rows(first_row).read(0, step, q[step]);
+    }
+    Weights weights;
+#pragma unroll 1
+    for (bool more = true; more || item_ % 2 == 1;) {  // after a step's keys come its values
+      const bool of_keys = item_ % 2 == 0;
+      const KeyStep& step = loader_.step(item_ / 2);
+      more = !step.is_last;
+      if (of_keys && step.is_masked) find_visible(work, step.first_key);
+      const unsigned char* const item = next_item();
+      if (!has_rows) continue;
+      with_place([&](const auto& own) {
+        if (of_keys) {
+          weigh_keys(work, own, step, item, q, rows, weights);
+        } else {
+          add_values(own, item, weights, rows.o);
+        }
+      });
+    }
+    with_place([&](const auto& own) { add_up(own, rows); });
+    if (has_rows && warp_ % key_warps_ == 0) store(work, first_row, rows);
+  }
+
+  /// Waits for the next item, and has another one loaded.
+  __device__ __forceinline__ const unsigned char* next_item() {
+    ptx::cp_async_wait<Traits::kSlots - 2>();
+    if (key_warps_ == kWarps) {
+      __syncwarp();
+    } else {
+      join();
+    }
+    loader_.load();
+    return shared_.slots[item_++ % Traits::kSlots];
+  }
+
+  __device__ __forceinline__ RowsOfA<QTile> q_rows(int first_row) const {
+    return RowsOfA<QTile>(ptx::shared_address(shared_.rows.q) + static_cast<uint32_t>(first_row) * QTile::kRowBytes);
+  }
+
+  /// Weights of the warp's keys of a step: S = Q K^T and its softmax.
+  template <int kKeyWarps>
+  __device__ __forceinline__ void weigh_keys(const cuda::UnitPart& work, const Place<kKeyWarps>& own,
+                                             const KeyStep& step, const unsigned char* keys, const Queries& held,
+                                             Rows& rows, Weights& weights) const {
+    constexpr int kKeys = Place<kKeyWarps>::kKeys;
+    cuda::Accumulators<kSlabRows, kKeys> s[1] = {};
+    const RowsOfA<QTile> queries = q_rows(own.first_row());
+    const RowsOfB<KTile> columns(ptx::shared_address(keys) + static_cast<uint32_t>(own.first_key()) * KTile::kRowBytes);
+    multiply_steps<Element, kSteps>(
+        s,
+        [&](int, int n, uint32_t (&q)[4]) {
+          if constexpr (Traits::kQInRegisters) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) q[i] = held[n][i];
+          } else {
+            queries.read(0, n, q);
+          }
+        },
+        [&](int piece, int n, uint32_t (&k)[4]) { columns.read(16 * piece, n, k); });
+    change_scores(work, own, step, s[0]);
+    if (step.is_masked) visible_to(work, own).hide(s[0]);
+    float factor[2];
+    const cuda::Raised raised = rows.state.raise_row_max(s[0], p_.scale_log2, p_.score_of_bit, factor);
+    if (raised.rescale) cuda::RowState::rescale(rows.o, factor);
+    rows.state.exponentiate(s[0], 0, p_.scale_log2);
+    rows.state.exponentiate(s[0], 1, p_.scale_log2);
+#pragma unroll
+    for (int n = 0; n < kKeys / 16; ++n) {
+#pragma unroll
+      for (int pair = 0; pair < 4; ++pair)
+        weights[n][pair] = ptx::pack<Element>(s[0][8 * n + 2 * pair], s[0][8 * n + 2 * pair + 1]);
+    }
+    if (raised.row_max) rows.state.refresh_limits(p_.score_of_bit);
+  }
+
+  /// O += P V.
+  template <int kKeyWarps>
+  __device__ __forceinline__ void add_values(const Place<kKeyWarps>& own, const unsigned char* values,
+                                             const Weights& weights, Outputs& o) const {
+    const ColumnsOfB<VTile> rows(ptx::shared_address(values) +
+                                 static_cast<uint32_t>(own.first_key()) * VTile::kRowBytes);
+#pragma unroll
+    for (int n = 0; n < Place<kKeyWarps>::kKeys / 16; ++n) {
+#pragma unroll
+      for (int columns = 0; columns < Traits::kVDim / 16; ++columns) {
+        uint32_t v[4];
+        rows.read(16 * n, columns, v);
+        multiply<Element>(o, columns, weights[n], v);
+      }
+    }
+  }
+
+  /// The place of one of this thread's two rows in the warp's, from first_row on.
+  __device__ __forceinline__ static cuda::PackedPlace place_of(const cuda::UnitPart& work, int first_row, int half) {
+    const int32_t packed = first_row + cuda::Slab::row_in_eight() + 8 * half, heads = work.tile.head_count;
+    if (packed >= work.count()) return {packed, -1, 0};
+    return {packed, packed / heads, packed % heads};
+  }
+
+  /// Makes scores of products: the tanh of a softcap, then the biases of ALiBi.
+  template <int kKeyWarps, int kScores>
+  __device__ __forceinline__ void change_scores(const cuda::UnitPart& work, const Place<kKeyWarps>& own,
+                                                const KeyStep& step, float (&s)[kScores]) const {
+    if (p_.softcap.is_set()) cuda::apply_softcap<Element>(s, p_.softcap.factor);
+    if (!p_.alibi.is_set()) return;
+    cuda::apply_alibi(
+        p_, work, [&](int half) { return place_of(work, own.first_row(), half); },
+        shared_.rows.key_positions + own.first_key(), step.first_key + own.first_key(), s);
+  }
+
+  /// Finds which of a step's keys each row of the tile sees: a warp for the 16 keys that it has loaded.
+  __device__ __forceinline__ void find_visible(const cuda::UnitPart& work, int32_t first_key) {
+    const auto lane = static_cast<int32_t>(ptx::lane()), column = Traits::kLoadedKeys * warp_ + lane % 16;
+    const SequenceView sequence = p_.sequence_of(work.tile);
+    const int64_t key = first_key + column;
+    const bool is_there = key < sequence.keys();
+    HiddenIntervals hidden;
+    int64_t position = key;
+    if (is_there && (p_.call.bounds.defined() || sequence.has_positions())) {
+      const KeyPlace place = sequence.place(key);
+      hidden = sequence.hidden(key, place, work.kv_head);
+      if (sequence.has_positions()) position = sequence.key_position(key, place);
+    }
+    if (p_.needs_positions() && lane < 16) shared_.rows.key_positions[column] = static_cast<int32_t>(position);
+    for (int32_t first = 0; first < work.tile.row_count; first += 2) {  // two rows at a time
+      const int32_t i = first + lane / 16;
+      const int64_t row = sequence.first_row() + work.tile.first_row + i;
+      const bool sees = is_there && i < work.tile.row_count && row >= 0 && sequence.in_blocks(row, key, work.kv_head) &&
+                        sequence.in_band(row, key, sequence.row_position(row), position) && !hidden.hides(row);
+      const uint32_t bits = __ballot_sync(0xffffffff, sees);
+      if (lane % 16 == 0 && i < work.tile.row_count)
+        shared_.rows.visible[i][warp_] = static_cast<uint16_t>(bits >> lane);
+    }
+  }
+  /// The thread's bits of its rows and of the warp's keys.
+  template <int kKeyWarps>
+  __device__ __forceinline__ cuda::SlabBits visible_to(const cuda::UnitPart& work, const Place<kKeyWarps>& own) const {
+    cuda::SlabBits bits{};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int32_t row = place_of(work, own.first_row(), half).row;
+#pragma unroll
+      for (int n = 0; n < Place<kKeyWarps>::kKeys / 8; ++n) {
+        const uint32_t keys = row < 0 ? 0 : shared_.rows.visible[row][own.first_key() / 16 + n / 2];
+        bits.row[half] |= (keys >> (8 * (n % 2) + 2 * cuda::Slab::column_pair()) & 3) << 2 * n;
+      }
+    }
+    return bits;
+  }
+
+  /// Adds up the results of the warps that share rows, in ascending order of keys: each half of them to the other.
+  template <int kKeyWarps>
+  __device__ __forceinline__ void add_up(const Place<kKeyWarps>& own, Rows& rows) {
+#pragma unroll
+    for (int half = kKeyWarps / 2; half > 0; half /= 2) {
+      join();  // The rows, or the states before, have been read.
+      const int from = own.key_warp() - half;
+      if (from >= 0 && from < half) put_state(rows, shared_.states[own.slab() * half + from]);
+      join();
+      if (from < 0) add_state(shared_.states[own.slab() * half + own.key_warp()], rows);
+    }
+  }
+  using WarpState = typename Shared::WarpState;
+  static constexpr int kOutputs = Traits::kVDim / 2;
+  __device__ __forceinline__ static void put_state(const Rows& rows, WarpState& to) {
+    const uint32_t lane = ptx::lane();
+#pragma unroll
+    for (int i = 0; i < kOutputs; ++i) to[i][lane] = rows.o[i];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      to[kOutputs + half][lane] = rows.state.row_max[half];
+      to[kOutputs + 2 + half][lane] = rows.state.sum[half];
+    }
+  }
+  __device__ __forceinline__ void add_state(const WarpState& from, Rows& rows) const {
+    const uint32_t lane = ptx::lane();
+    float own_factor[2], factor[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float own_max = rows.state.row_max[half], row_max = from[kOutputs + half][lane],
+                  largest = fmaxf(own_max, row_max);
+      const auto weight = [&](float x) {
+        return x == -INFINITY ? 0.f : ptx::exp2_approx((x - largest) * p_.scale_log2);
+      };
+      own_factor[half] = weight(own_max);
+      factor[half] = weight(row_max);
+      rows.state.row_max[half] = largest;
+      rows.state.sum[half] =
+          __fmaf_rn(from[kOutputs + 2 + half][lane], factor[half], rows.state.sum[half] * own_factor[half]);
+    }
+#pragma unroll
+    for (int i = 0; i < kOutputs; ++i)
+      rows.o[i] = __fmaf_rn(from[i][lane], factor[i / 2 % 2], rows.o[i] * own_factor[i / 2 % 2]);
+  }
+
+  __device__ __forceinline__ void store(const cuda::UnitPart& work, int first_row, const Rows& rows) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float largest = rows.state.row_max[half] * p_.scale_log2, sum = cuda::quad_sum(rows.state.sum[half]);
+      const cuda::PackedPlace place = place_of(work, first_row, half);
+      if (place.row < 0) continue;
+      cuda::RowStore<Element, Traits::kVDim>{p_, work}.store(place, half, rows.o, largest, sum);
+    }
+  }
+  /// Merges the unit's partial results if this one is the last.
+  __device__ __forceinline__ void finish_unit(const cuda::UnitPart& work) {
+    join();
+    if (threadIdx.x == 0) cuda::count_partial(p_, work, shared_.is_last_part);
+    join();
+    if (shared_.is_last_part) cuda::merge_unit<Element, Traits::kVDim, kWarps>(p_, work, warp_);
+  }
+
+  const cuda::CachedParams& p_;
+  Shared& shared_;
+  const int warp_;
+  KeyLoader<Traits> loader_;
+  int key_warps_ = 1;  ///< warps that share the unit's rows
+  uint32_t item_ = 0;  ///< the next, counted through
+};
+
+}  // namespace flashmask::sm80

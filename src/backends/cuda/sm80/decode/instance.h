@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "backends/cuda/device/variant.h"
+#include "flashmask/data_type.h"
+
+namespace flashmask::sm80 {
+
+/// A decode kernel: __global__ void (cuda::CachedParams). The build makes a definition from instance.cu.in for each
+/// element type and row of kDecodeTiles.
+template <DataType dtype, int head_dim, int head_dim_v, int kilobytes, int variant>
+cuda::CompiledKernel decode_kernel();
+
+}  // namespace flashmask::sm80

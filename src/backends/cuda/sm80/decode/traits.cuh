@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/cache/live_blocks.cuh"
+#include "backends/cuda/cache/unit_walk.cuh"
+#include "backends/cuda/fragments/fragments.cuh"
+#include "backends/cuda/sm80/common/shared_tile.cuh"
+#include "backends/cuda/sm80/decode/tile_config.h"
+
+namespace flashmask::sm80 {
+
+/// One configuration of the decode kernel: an element type and a row of kDecodeTiles.
+template <typename Element_, int kHeadDim, int kHeadDimV, int kKilobytes>
+struct DecodeTraits {
+  using Element = Element_;
+  static constexpr DecodeTile kTile = find_tile(kDecodeTiles, kHeadDim, kHeadDimV, kKilobytes);
+  static constexpr int kQkDim = kHeadDim, kVDim = kHeadDimV;
+  static_assert(kQkDim % 64 == 0 && kVDim % 64 == 0, "a quarter of a warp copies 64 columns");
+  static constexpr int kRows = cuda::kPackedRows, kKeys = 64;
+  static constexpr int kWarps = 4, kThreads = 32 * kWarps;
+  static constexpr int kLoadedKeys = kKeys / kWarps;  ///< each warp loads so many of a step
+  static constexpr int kSlots = kTile.slots;
+  static_assert(kSlots >= 2 && (kSlots & (kSlots - 1)) == 0);
+  /// Steps that are being read or loaded, and one more, whose place in the cache is looked up.
+  static constexpr int kSteps = kSlots < 4 ? 4 : kSlots;
+  /// True if O and S leave enough registers for a warp's rows of Q.
+  static constexpr bool kQInRegisters = kQkDim <= 128;
+
+  using QTile = SharedTile<Element, kRows, kQkDim>;
+  using KTile = SharedTile<Element, kKeys, kQkDim>;
+  using VTile = SharedTile<Element, kKeys, kVDim>;
+  static constexpr int kSlotBytes = KTile::kBytes > VTile::kBytes ? KTile::kBytes : VTile::kBytes;
+  using Outputs = cuda::Accumulators<16, kVDim>;
+};
+
+/// 64 keys of a unit, as a warp loads and reads them.
+struct KeyStep {
+  int32_t first_key;
+  bool is_masked;  ///< some rows may not see some keys
+  bool is_last;    ///< no other follows in the unit's part
+  bool is_end;     ///< no step at all: there are no more
+  int32_t keys;    ///< the request's
+  int32_t request, kv_head;
+  const int32_t* table;  ///< the request's; null: keys are contiguous
+};
+
+/// The steps of a CTA's shares, in order. A single lane walks.
+class StepWalk {
+ public:
+  __device__ __forceinline__ void begin() {
+    share_ = static_cast<int32_t>(blockIdx.x) - static_cast<int32_t>(gridDim.x);
+    left_ = unit_left_ = 0;
+    has_half_ = false;
+  }
+  __device__ __forceinline__ KeyStep next(const cuda::CachedParams& p) {
+    if (has_half_) {
+      first_key_ += 64;
+      has_half_ = false;
+    } else {
+      if (unit_left_ == 0 && !next_unit(p)) return {.is_end = true};
+      const auto block = blocks_.next(p);
+      --unit_left_;
+      --left_;
+      first_key_ = block.index * cuda::kBlockKeys;
+      is_masked_ = block.masked || p.needs_positions();
+      has_half_ = first_key_ + 64 < units_.tile().keys;
+    }
+    return {.first_key = first_key_,
+            .is_masked = is_masked_,
+            .is_last = unit_left_ == 0 && !has_half_,
+            .is_end = false,
+            .keys = units_.tile().keys,
+            .request = units_.tile().request,
+            .kv_head = units_.head(),
+            .table = table_};
+  }
+
+ private:
+  /// Goes on to the share's next unit, or to that of the next share that has work.
+  __device__ __forceinline__ bool next_unit(const cuda::CachedParams& p) {
+    int32_t skipped = 0;
+    if (left_ > 0) {
+      units_.next(p.plan);
+    } else {
+      do {
+        share_ += static_cast<int32_t>(gridDim.x);
+        if (share_ >= p.plan.most_shares) return false;
+        left_ = p.plan.shares[share_].blocks;
+      } while (left_ == 0);
+      units_.begin(p.plan, p.plan.shares[share_]);
+      skipped = p.plan.shares[share_].skipped;
+    }
+    unit_left_ = min(units_.live_blocks(p.plan) - skipped, left_);
+    blocks_.begin(p, units_.tile(), units_.head(), skipped);
+    find_table(p);
+    return true;
+  }
+  __device__ __forceinline__ void find_table(const cuda::CachedParams& p) {
+    const CachedView& call = p.call;
+    table_ = nullptr;
+    if (call.page_table.defined()) table_ = call.page_table.data + units_.tile().request * call.page_table.stride[0];
+    if (call.page_indptr.defined())
+      table_ = call.page_indices.data + units_.tile().first_entry * call.page_indices.stride[0];
+  }
+
+  int32_t share_, left_, unit_left_;  ///< blocks of the share, and of the unit in it, that are still to come
+  cuda::UnitWalk units_;
+  cuda::LiveBlocks blocks_;
+  const int32_t* table_;
+  int32_t first_key_;
+  bool is_masked_, has_half_;  ///< has_half_: the block's second 64 keys come next
+};
+
+template <typename Traits>
+struct DecodeShared {
+  struct Rows {
+    alignas(128) unsigned char q[Traits::QTile::kBytes];
+    uint16_t visible[Traits::kRows][Traits::kWarps];  ///< by row of the tile, not by packed row, and 16 keys
+    int32_t key_positions[Traits::kKeys];             ///< if ALiBi needs them
+  };
+  /// One state of a warp's rows: what lane l has is in column l.
+  using WarpState = float[Traits::kVDim / 2 + 4][32];
+  union {
+    Rows rows;
+    WarpState states[2];  ///< after a unit's last step
+  };
+  alignas(128) unsigned char slots[Traits::kSlots][Traits::kSlotBytes];
+  cuda::UnitPart work;
+  cuda::UnitWalk units;  ///< thread 0's
+  uint32_t is_last_part;
+  /// Each warp's own, so that none waits for another; what lanes share costs no registers here.
+  StepWalk walks[Traits::kWarps];
+  KeyStep steps[Traits::kWarps][Traits::kSteps];
+};
+
+}  // namespace flashmask::sm80
