@@ -13,6 +13,7 @@
 #define FLASHMASK_NONE(...)
 #define FLASHMASK_HAS_TENSOR(field, ...) bool has_##field;
 #define FLASHMASK_NUMBER(field, ...) double field;
+#define FLASHMASK_COUNT(field, ...) int64_t field;
 #define FLASHMASK_TENSOR(field, ...) fm_tensor field{};
 
 namespace {
@@ -24,7 +25,7 @@ struct Attributes {
   int64_t flags;
   double softmax_scale;
   std::string_view backend;
-  FLASHMASK_FEATURES(FLASHMASK_HAS_TENSOR, FLASHMASK_NUMBER, FLASHMASK_NONE)
+  FLASHMASK_FEATURES(FLASHMASK_HAS_TENSOR, FLASHMASK_NUMBER, FLASHMASK_COUNT, FLASHMASK_NONE)
 };
 
 /// Attributes of a mask beside its arrays, with the lengths that no q and k give.
@@ -68,11 +69,11 @@ fm_mask mask_of(const Attrs& attributes, int64_t seqlen_q, int64_t seqlen_k, Arr
 struct Features {
   Features(const Attributes& attributes, Arrays& arrays) : dropout_state(arrays.next(attributes.has_dropout_state)) {
 #define FLASHMASK_NEXT(field, ...) field = arrays.next(attributes.has_##field);
-    FLASHMASK_FEATURES(FLASHMASK_NEXT, FLASHMASK_NONE, FLASHMASK_NONE)
+    FLASHMASK_FEATURES(FLASHMASK_NEXT, FLASHMASK_NONE, FLASHMASK_NONE, FLASHMASK_NONE)
   }
 
   fm_tensor dropout_state;
-  FLASHMASK_FEATURES(FLASHMASK_TENSOR, FLASHMASK_NONE, FLASHMASK_NONE)
+  FLASHMASK_FEATURES(FLASHMASK_TENSOR, FLASHMASK_NONE, FLASHMASK_NONE, FLASHMASK_NONE)
 };
 
 template <typename Args>
@@ -84,7 +85,7 @@ ffi::Error run(fm_status (*function)(const Args*, void*, size_t, const fm_option
   options.softmax_scale = attributes.softmax_scale;
 #define FLASHMASK_SET_TENSOR(field, ...) options.field = features.field;
 #define FLASHMASK_SET_NUMBER(field, ...) options.field = attributes.field;
-  FLASHMASK_FEATURES(FLASHMASK_SET_TENSOR, FLASHMASK_SET_NUMBER, FLASHMASK_NONE)
+  FLASHMASK_FEATURES(FLASHMASK_SET_TENSOR, FLASHMASK_SET_NUMBER, FLASHMASK_SET_NUMBER, FLASHMASK_NONE)
   options.dropout_state = static_cast<const uint64_t*>(features.dropout_state.data);
   options.backend = backend.c_str();
   return run_at(place, function, args, options);
@@ -218,6 +219,7 @@ auto on_cuda() {
 
 #define FLASHMASK_HAS_MEMBER(field, ...) , ffi::StructMember<bool>("has_" #field)
 #define FLASHMASK_NUMBER_MEMBER(field, ...) , ffi::StructMember<double>(#field)
+#define FLASHMASK_COUNT_MEMBER(field, ...) , ffi::StructMember<int64_t>(#field)
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(Attributes, ffi::StructMember<int64_t>("mask_flags"),
                                       ffi::StructMember<int64_t>("q_offset"), ffi::StructMember<int64_t>("window_left"),
                                       ffi::StructMember<int64_t>("window_right"), ffi::StructMember<bool>("has_bounds"),
@@ -227,7 +229,7 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(Attributes, ffi::StructMember<int64_t>("ma
                                       ffi::StructMember<double>("softmax_scale"),
                                       ffi::StructMember<std::string_view>("backend")
                                           FLASHMASK_FEATURES(FLASHMASK_HAS_MEMBER, FLASHMASK_NUMBER_MEMBER,
-                                                             FLASHMASK_NONE));
+                                                             FLASHMASK_COUNT_MEMBER, FLASHMASK_NONE));
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(PlanAttributes, ffi::StructMember<int64_t>("seqlen_q"),
                                       ffi::StructMember<int64_t>("seqlen_k"), ffi::StructMember<int64_t>("mask_flags"),
                                       ffi::StructMember<int64_t>("q_offset"), ffi::StructMember<int64_t>("window_left"),

@@ -22,8 +22,9 @@ using OptionalTensor = std::optional<Tensor>;
 // Types of the arguments that have the features of flashmask/options.def.
 #define FLASHMASK_TENSOR(...) , const OptionalTensor&
 #define FLASHMASK_NUMBER(...) , double
+#define FLASHMASK_COUNT(...) , int64_t
 #define FLASHMASK_FLAG(...) , bool
-#define FLASHMASK_FEATURE_TYPES FLASHMASK_FEATURES(FLASHMASK_TENSOR, FLASHMASK_NUMBER, FLASHMASK_FLAG)
+#define FLASHMASK_FEATURE_TYPES FLASHMASK_FEATURES(FLASHMASK_TENSOR, FLASHMASK_NUMBER, FLASHMASK_COUNT, FLASHMASK_FLAG)
 
 std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor&, const Tensor& v, const OptionalTensor&,
                                    const OptionalTensor&, const OptionalTensor&, std::optional<double>, bool,

@@ -73,12 +73,16 @@ const uint64_t* dropout_state_of(const OptionalTensor& state, const Call& call) 
 // Parameters, arguments and members for the features of flashmask/options.def.
 #define FLASHMASK_TENSOR(field, ...) , const OptionalTensor& field
 #define FLASHMASK_NUMBER(field, ...) , double field
+#define FLASHMASK_COUNT(field, ...) , int64_t field
 #define FLASHMASK_FLAG(field, ...) , bool field
-#define FLASHMASK_FEATURE_PARAMETERS FLASHMASK_FEATURES(FLASHMASK_TENSOR, FLASHMASK_NUMBER, FLASHMASK_FLAG)
+#define FLASHMASK_FEATURE_PARAMETERS \
+  FLASHMASK_FEATURES(FLASHMASK_TENSOR, FLASHMASK_NUMBER, FLASHMASK_COUNT, FLASHMASK_FLAG)
 #define FLASHMASK_ARGUMENT(field, ...) , field
-#define FLASHMASK_FEATURE_ARGUMENTS FLASHMASK_FEATURES(FLASHMASK_ARGUMENT, FLASHMASK_ARGUMENT, FLASHMASK_ARGUMENT)
+#define FLASHMASK_FEATURE_ARGUMENTS \
+  FLASHMASK_FEATURES(FLASHMASK_ARGUMENT, FLASHMASK_ARGUMENT, FLASHMASK_ARGUMENT, FLASHMASK_ARGUMENT)
 #define FLASHMASK_TENSOR_MEMBER(field, ...) const OptionalTensor& field = kNoTensor;
 #define FLASHMASK_NUMBER_MEMBER(field, ...) double field = 0;
+#define FLASHMASK_COUNT_MEMBER(field, ...) int64_t field = 0;
 #define FLASHMASK_FLAG_MEMBER(field, ...) bool field = false;
 #define FLASHMASK_READ_TENSOR(field, ...) options.field = call(field, #field);
 #define FLASHMASK_READ_NUMBER(field, ...) options.field = field;
@@ -90,7 +94,7 @@ struct OptionArguments {
   const std::string& backend;
   int64_t max_ctas;
   const OptionalTensor& dropout_state = kNoTensor;
-  FLASHMASK_FEATURES(FLASHMASK_TENSOR_MEMBER, FLASHMASK_NUMBER_MEMBER, FLASHMASK_FLAG_MEMBER)
+  FLASHMASK_FEATURES(FLASHMASK_TENSOR_MEMBER, FLASHMASK_NUMBER_MEMBER, FLASHMASK_COUNT_MEMBER, FLASHMASK_FLAG_MEMBER)
 
   fm_options read(const Call& call, const Place& place) const {
     fm_options options = options_for(place);
@@ -101,7 +105,7 @@ struct OptionArguments {
     }
     options.backend = backend.c_str();
     options.max_ctas = static_cast<int32_t>(std::clamp<int64_t>(max_ctas, INT32_MIN, INT32_MAX));
-    FLASHMASK_FEATURES(FLASHMASK_READ_TENSOR, FLASHMASK_READ_NUMBER, FLASHMASK_READ_NUMBER)
+    FLASHMASK_FEATURES(FLASHMASK_READ_TENSOR, FLASHMASK_READ_NUMBER, FLASHMASK_READ_NUMBER, FLASHMASK_READ_NUMBER)
     options.dropout_state = dropout_state_of(dropout_state, call);
     return options;
   }

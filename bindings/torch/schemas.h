@@ -14,10 +14,11 @@ namespace schemas {
 #define FLASHMASK_POSITIONS ", Tensor? q_pos=None, Tensor? k_pos=None"
 #define FLASHMASK_TENSOR(field, ...) ", Tensor? " #field "=None"
 #define FLASHMASK_NUMBER(field, ...) ", float " #field "=0."
+#define FLASHMASK_COUNT(field, ...) ", int " #field "=0"
 #define FLASHMASK_FLAG(field, ...) ", bool " #field "=False"
-#define FLASHMASK_OPTIONS                     \
-  FLASHMASK_PLAIN_OPTIONS FLASHMASK_POSITIONS \
-      ", Tensor? dropout_state=None" FLASHMASK_FEATURES(FLASHMASK_TENSOR, FLASHMASK_NUMBER, FLASHMASK_FLAG)
+#define FLASHMASK_OPTIONS                                                                        \
+  FLASHMASK_PLAIN_OPTIONS FLASHMASK_POSITIONS ", Tensor? dropout_state=None" FLASHMASK_FEATURES( \
+      FLASHMASK_TENSOR, FLASHMASK_NUMBER, FLASHMASK_COUNT, FLASHMASK_FLAG)
 #define FLASHMASK_BACKWARD_INPUTS                                                                             \
   "Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? bounds, Tensor? " \
   "block_mask, Tensor? plan, "
@@ -81,6 +82,7 @@ constexpr const char* kAppendKv =
 #undef FLASHMASK_BACKWARD_INPUTS
 #undef FLASHMASK_OPTIONS
 #undef FLASHMASK_FLAG
+#undef FLASHMASK_COUNT
 #undef FLASHMASK_NUMBER
 #undef FLASHMASK_TENSOR
 #undef FLASHMASK_POSITIONS

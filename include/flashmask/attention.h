@@ -59,8 +59,13 @@ struct Features {
   /// backward's out is that of all keys together, as its lse is, in float32 or, like dq then, in q's dtype. dout keeps
   /// q's dtype.
   bool partial_out = false;
+  /// The forward adds up a row's keys in splits, which lie at multiples of this many keys from the first, in ascending
+  /// order, as cached_forward does: with that call's split_size a row has the bits that it has there, however many rows
+  /// either call has (docs/inference.md). A multiple of 128; 0: none. The backward reads out and lse and is the same.
+  /// The cpu backend takes it, without dropout.
+  int64_t split_size = 0;
 };
-/// Names of the features asked for: "softcap", "dropout", "sink", "alibi_slopes", "partial_out".
+/// Names of the features asked for: "softcap", "dropout", "split_size", "sink", "alibi_slopes", "partial_out".
 FLASHMASK_API std::vector<std::string> names(const Features& features);
 
 /// How a call is to be run. Everything has a default.

@@ -134,6 +134,8 @@ typedef struct fm_options {
   const uint64_t* dropout_state;
   fm_tensor alibi_slopes; /* float32, [heads_q] or [batch, heads_q]: scores are lowered by slope * |row - key|; see
                              Features in attention.h */
+  int64_t split_size; /* keys from one partial sum of a forward to the next, a multiple of 128, as fm_cached_args has
+                         it, whose bits the rows then have; 0: none; see Features in attention.h */
 } fm_options;
 
 #define FM_DEVICE_CPU 0

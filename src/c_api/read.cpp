@@ -51,7 +51,7 @@ Features read_features(const fm_options& o, Device device) {
 #define FLASHMASK_TENSOR(field, member, ...) features.member = tensor(o.field, #field, device);
 #define FLASHMASK_NUMBER(field, member, ...) features.member = o.field;
 #define FLASHMASK_FLAG(field, member) features.member = flag(o.field, #field);
-  FLASHMASK_FEATURES(FLASHMASK_TENSOR, FLASHMASK_NUMBER, FLASHMASK_FLAG)
+  FLASHMASK_FEATURES(FLASHMASK_TENSOR, FLASHMASK_NUMBER, FLASHMASK_NUMBER, FLASHMASK_FLAG)
 #undef FLASHMASK_FLAG
 #undef FLASHMASK_NUMBER
 #undef FLASHMASK_TENSOR

@@ -97,11 +97,13 @@ void refuse_features(const Features& features) {
                       "; a call over a cache has no dropout: train with forward and backward");
   if (features.partial_out)
     throw_unsupported("partial_out is set; a call over a cache has out in q's dtype: merge by lse (merge_attention)");
+  if (features.split_size != 0)
+    throw_unsupported("the options' split_size is ", features.split_size,
+                      "; a call over a cache has split_size among its own arguments");
 }
 
 void check_split_size(int64_t split_size) {
-  if (split_size < 128 || split_size % 128 != 0 || split_size > kMaxSeqlen)
-    throw_invalid("split_size is ", split_size, "; it must be a multiple of 128");
+  if (!is_split_size(split_size)) throw_invalid("split_size is ", split_size, "; it must be a multiple of 128");
 }
 
 }  // namespace

@@ -24,6 +24,8 @@ class Sequence : public SequenceView {
  public:
   /// `p` outlives it.
   Sequence(const CachedProblem& p, int64_t b) : SequenceView(p.view, b), p_(p) {}
+  /// With numbers that the call's tensors do not have.
+  Sequence(const CachedProblem& p, int64_t b, const SequenceSizes& sizes) : SequenceView(p.view, b, sizes), p_(p) {}
 
   /// The places of `count` keys from `first` on.
   void load_places(int64_t first, int64_t count, KeyPlace* at) const {

@@ -29,6 +29,8 @@ class Backend {
   virtual Prepared prepare(const Problem& problem) const = 0;
   /// A call over a cache, likewise.
   virtual PreparedCached prepare_cached(const CachedProblem& problem) const = 0;
+  /// True if its forward adds up keys in splits where a call asks for it (Features::split_size).
+  virtual bool takes_split_size() const { return false; }
   /// Chosen by "auto" when it takes the call; otherwise only by name.
   virtual bool automatic() const { return true; }
   /// Kernels compiled in, whatever this machine can run.

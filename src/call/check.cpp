@@ -175,7 +175,7 @@ Problem begin(const AttentionInputs& args, const MaskView* mask, const Options& 
 
 }  // namespace
 
-void check_dropout(const Dropout& dropout) { check_number(option_of("dropout_p"), {.dropout = dropout}); }
+void check_dropout(const Dropout& dropout) { check_value(option_of("dropout_p"), {.dropout = dropout}); }
 
 void check_dropout_state(const Dropout& dropout) {
   if (dropout.p > 0 && !dropout.state)

@@ -34,7 +34,11 @@ const Backend& find_backend(std::string_view wanted, std::string_view source);
 
 namespace choice {
 
-inline Prepared prepare(const Backend& backend, const Problem& problem) { return backend.prepare(problem); }
+inline Prepared prepare(const Backend& backend, const Problem& problem) {
+  if (problem.features.split_size != 0 && !backend.takes_split_size())
+    return Refusal{message("split_size is ", problem.features.split_size, "; backend 'cpu' alone takes it")};
+  return backend.prepare(problem);
+}
 inline PreparedCached prepare(const Backend& backend, const CachedProblem& problem) {
   return backend.prepare_cached(problem);
 }

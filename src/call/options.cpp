@@ -17,7 +17,8 @@ void check_options(const Options& options) {
     throw_invalid("max_ctas is ", options.max_ctas, "; it must be 0 (one for each multiprocessor) or more");
   if (const auto& scale = options.softmax_scale; scale && !(*scale >= 0 && std::isfinite(*scale)))
     throw_invalid("softmax_scale is ", *scale, "; it must be finite and at least 0");
-  for (const NumberOption& option : kNumberOptions) check_number(option, options.features);
+  for (const NumberOption& option : kNumberOptions) check_value(option, options.features);
+  for (const CountOption& option : kCountOptions) check_value(option, options.features);
 }
 
 void read_options(const Options& options, int64_t head_dim, CommonOptions& to) {
@@ -41,11 +42,6 @@ void check_tensor_options(const Features& features, int64_t batch, int64_t heads
   }
 }
 
-void check_number(const NumberOption& option, const Features& features) {
-  const double value = option.value(features);
-  if (value != 0 && !option.accepts(value)) throw_invalid(option.name, " is ", value, "; it must be ", option.accepted);
-}
-
 const NumberOption& option_of(std::string_view name) {
   return *std::ranges::find(kNumberOptions, name,
                             [](const NumberOption& option) { return std::string_view(option.name); });
@@ -54,6 +50,9 @@ const NumberOption& option_of(std::string_view name) {
 std::vector<std::string> names(const Features& features) {
   std::vector<std::string> asked;
   for (const NumberOption& option : kNumberOptions) {
+    if (option.value(features) != 0) asked.emplace_back(option.feature);
+  }
+  for (const CountOption& option : kCountOptions) {
     if (option.value(features) != 0) asked.emplace_back(option.feature);
   }
   for (const TensorOption& option : kTensorOptions) {

@@ -117,6 +117,7 @@ class Call {
     other.dsink = copy(dsink);
     other.options.softmax_scale = options.softmax_scale;
     other.options.features = options.features;
+    other.options.features.split_size = 0;  // the oracle has one order of sums
     other.options.backend = "reference";
     return other;
   }

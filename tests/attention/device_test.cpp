@@ -137,6 +137,13 @@ TEST(Cuda, AGpuThatIsNotThereCanBeAskedAbout) {
       << volta.rejected.front();
 }
 
+TEST(Cuda, RefusesSplitSizeByName) {
+  const Explanation why = explain(device_call(), {.features = {.split_size = 128}}, GpuModel{});
+  EXPECT_TRUE(why.backend.empty());
+  ASSERT_FALSE(why.rejected.empty());
+  EXPECT_EQ(why.rejected.front(), "cuda: split_size is 128; backend 'cpu' alone takes it");
+}
+
 TEST(Cuda, FeaturesHaveKernelsOfTheirOwn) {
   if (kernels().empty()) GTEST_SKIP() << "a build without CUDA";
   const ForwardArgs args = device_call();

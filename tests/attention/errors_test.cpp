@@ -218,7 +218,7 @@ TEST_F(CallErrors, FeaturesAreExplained) {
   } asked[] = {
       {"softcap", {.softcap = 30}},           {"sink", {.sink = Call<float>::view(logits, {4})}},
       {"dropout", {.dropout = {.p = 0.1}}},   {"alibi_slopes", {.alibi_slopes = Call<float>::view(logits, {4})}},
-      {"partial_out", {.partial_out = true}},
+      {"partial_out", {.partial_out = true}}, {"split_size", {.split_size = 128}},
   };
   for (const auto& [name, features] : asked) {
     SCOPED_TRACE(name);
@@ -227,12 +227,25 @@ TEST_F(CallErrors, FeaturesAreExplained) {
       const Options options{.features = features, .backend = backend};
       const Explanation why = explain(args, options);
       EXPECT_EQ(why.features, std::vector{name});
-      EXPECT_EQ(why.backend, backend);
+      EXPECT_EQ(why.backend, name == "split_size" && backend == "reference" ? "" : backend);
       EXPECT_NE(to_json(why).find("\"features\": [\"" + name + "\"]"), std::string::npos) << to_json(why);
     }
   }
   EXPECT_TRUE(names(Features{}).empty());
   EXPECT_TRUE(explain(args).features.empty());
+}
+
+TEST_F(CallErrors, SplitSize) {
+  for (const int64_t wrong : {int64_t{-128}, int64_t{64}, int64_t{100}, int64_t{1} << 31}) {
+    call.options.features = {.split_size = wrong};
+    expect_backward({"split_size is " + std::to_string(wrong), "0 (none) or a multiple of 128"}, [](auto&) {});
+  }
+  call.options.features = {.dropout = {.p = 0.5}, .split_size = 128};
+  expect_error(ErrorCode::kUnsupported, {"cpu: dropout is not taken beside split_size"},
+               [&] { forward_workspace(call.forward_args(), call.options); });
+  call.options = {.features = {.split_size = 128}, .backend = "reference"};
+  expect_error(ErrorCode::kUnsupported, {"reference: split_size is 128; backend 'cpu' alone takes it"},
+               [&] { forward_workspace(call.forward_args(), call.options); });
 }
 
 TEST_F(CallErrors, WorkspaceTooSmallAndNothingWritten) {

@@ -31,6 +31,7 @@ struct Asked {
   double softcap = 0;
   bool sink = false;
   double dropout = 0;
+  int64_t split_size = 0;
 };
 const Asked kAsked[] = {{"sink", 0, true},
                         {"softcap 0.5", 0.5},
@@ -39,7 +40,9 @@ const Asked kAsked[] = {{"sink", 0, true},
                         {"softcap 2, sink", 2, true},
                         {"dropout 0.1", 0, false, 0.1},
                         {"dropout 0.8", 0, false, 0.8},
-                        {"all", 5, true, 0.3}};
+                        {"all", 5, true, 0.3},
+                        {"split_size 128", 0, false, 0, 128},
+                        {"split_size 256, softcap 2, sink", 2, true, 0, 256}};
 constexpr uint64_t kState[2] = {11, 12};
 
 Call<float> call_with(const Asked& asked, uint64_t seed = 1) {
@@ -47,6 +50,7 @@ Call<float> call_with(const Asked& asked, uint64_t seed = 1) {
   call.with_dlse = true;
   call.options.features.softcap = asked.softcap;
   call.options.features.dropout = {.p = asked.dropout, .state = kState};
+  call.options.features.split_size = asked.split_size;
   if (asked.sink) call.add_sink(seed);
   return call;
 }

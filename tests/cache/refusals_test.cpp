@@ -89,6 +89,8 @@ TEST_F(CachedRefusals, Options) {
   call.options.features = {};
   call.options.features.partial_out = true;
   expect_error(ErrorCode::kUnsupported, {"partial_out", "merge_attention"}, [&] { call.run(); });
+  call.options.features = {.split_size = 128};
+  expect_error(ErrorCode::kUnsupported, {"the options' split_size is 128", "its own arguments"}, [&] { call.run(); });
   call.options.features = {};
   call.options.backend = "cuda";
   EXPECT_THROW(call.run(), Error);

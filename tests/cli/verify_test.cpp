@@ -55,7 +55,7 @@ TEST(Verify, AsksForTheFeaturesThatABackendTakes) {
       arguments.insert(arguments.end(), which.begin(), which.end());
       return output_of(arguments);
     };
-    for (const char* word : {" sink=float32", " sink=own", " softcap=", " dropout=", " partial="}) {
+    for (const char* word : {" sink=float32", " sink=own", " softcap=", " dropout=", " partial=", " split_size="}) {
       expect_contains(cases(tested_backend()), word);
       EXPECT_EQ(cases("cuda").find(word), std::string::npos);  // which has none yet
     }

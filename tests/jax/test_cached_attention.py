@@ -6,7 +6,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dense_reference import DTYPE, HEAD_DIM, ON_GPU, TOLERANCES, dense_attention, inputs
-from flashmask.jax import KvCache, SequenceMask, UnsupportedError, append_kv, attention_with_cache
+from flashmask.jax import (
+    KvCache,
+    SequenceMask,
+    UnsupportedError,
+    append_kv,
+    attention_with_cache,
+    dot_product_attention,
+)
 
 PAGE = 16
 KEYS = 150
@@ -96,6 +103,26 @@ def test_features(rng):
     close(own, jnp.repeat(x.packed(x.v), 2, axis=1))
     capped = attention_with_cache(q, x.cache, None, x.ends, softcap=1e-6)
     close(capped[x.ends[1] - 1], jnp.repeat(x.v[0].astype(jnp.float32).mean(0), 2, axis=0))
+
+
+@pytest.mark.skipif(ON_GPU, reason="split_size of a training call is the CPU's")
+def test_training_has_the_bits_of_a_cache(rng):
+    """Also jitted and under a gradient, whose own bits are others by rounding alone."""
+    q, k, v = inputs(rng, seqlen_q=300, seqlen_k=300)
+    wanted = attention_with_cache(q, KvCache(k, v), split_size=128)
+
+    def loss(q, split_size):
+        out = dot_product_attention(q, k, v, is_causal=True, split_size=split_size)
+        return (out.astype(jnp.float32) ** 2).sum(), out
+
+    step = jax.jit(jax.grad(loss, has_aux=True), static_argnums=1)
+    dq, out = step(q, 128)
+    assert np.asarray(out).tobytes() == np.asarray(wanted).tobytes()
+    plain_dq, plain_out = step(q, None)
+    assert np.asarray(plain_out).tobytes() != np.asarray(wanted).tobytes()
+    close(dq, plain_dq)
+    with pytest.raises(UnsupportedError, match="dropout is not taken beside split_size"):
+        dot_product_attention(q, k, v, split_size=128, dropout_rate=0.1, dropout_rng=jax.random.key(0))
 
 
 def test_donated_cache(rng):

@@ -370,6 +370,15 @@ def test_a_decode_loop_is_one_call(rng):
 # --- Refusals -------------------------------------------------------------------------------------------
 
 
+def test_training_has_the_bits_of_a_cache(rng):
+    """A forward with split_size, and without it not."""
+    q, k, v = (rng.standard_normal((2, 300, heads, 16)).astype(np.float32) for heads in (4, 2, 2))
+    wanted = fm.flashmask_with_kvcache(q, fm.KvCache(k, v), split_size=128, return_softmax_lse=True)
+    for split_size, is_same in ((128, True), (256, False), (None, False)):
+        got = fm.attention(q, k, v, causal=True, split_size=split_size, threads=2)
+        assert all(x.tobytes() == y.tobytes() for x, y in zip(got, wanted, strict=True)) == is_same
+
+
 def test_what_a_cache_refuses(rng):
     pages = Pages(rng, [6, 6])
     k, v, table = pages.k, pages.v, pages.table

@@ -37,6 +37,7 @@ CALLS = {
     "sink": lambda device: {"sink": torch.zeros(4, device=device), "causal": True},
     "softcap": lambda device: {"softcap": 2.0, "causal": True},
     "dropout": lambda device: {"dropout": 0.1, "causal": True},
+    "split_size": lambda device: {"split_size": 128, "causal": True},
     "deterministic": lambda device: {"deterministic": True, "causal": True},
     "bhsd": lambda device: {"layout": "bhsd", "causal": True},
 }

@@ -88,11 +88,12 @@ def feature(name, heads=4, rows=70, keys=90):
         "dropout_p": lambda: 0.1,
         "softcap": lambda: 30.0,
         "alibi_slopes": lambda: torch.zeros(heads, device=DEVICE),
+        "split_size": lambda: 128,
     }
     return values[name]()
 
 
-FEATURES = ("sink", "q_pos", "k_pos", "dropout_state", "dropout_p", "softcap", "alibi_slopes")
+FEATURES = ("sink", "q_pos", "k_pos", "dropout_state", "dropout_p", "softcap", "alibi_slopes", "split_size")
 PLAIN = (None, None, None, None, False, None, -1, -1, False, "auto")
 
 
@@ -147,7 +148,9 @@ def test_traces_carry_features(name):
     assert dsink.shape == ((4,) if name == "sink" else (0,)) and dsink.dtype == torch.float32
 
 
-@pytest.mark.parametrize("asked", [("sink",), ("sink", "softcap"), ("q_pos", "k_pos"), ("dropout_state", "dropout_p")])
+@pytest.mark.parametrize(
+    "asked", [("sink",), ("sink", "softcap"), ("q_pos", "k_pos"), ("dropout_state", "dropout_p"), ("split_size",)]
+)
 def test_autograd_carries_features(monkeypatch, asked):
     """Features reach both operators, and a sink's gradient comes back; stand-ins that know features replace these."""
     calls = {"forward": ops._forward_operator, "backward": ops._backward_operator}

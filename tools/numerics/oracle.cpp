@@ -22,6 +22,7 @@ Results run_oracle(HeadInputs& in, const TensorView& visible, double softmax_sca
   inputs.dense_mask = visible;
   Options options{.softmax_scale = softmax_scale, .features = features, .backend = "reference"};
   options.features.sink = {};
+  options.features.split_size = 0;  // the oracle has one order of sums
   if (!in.sink.values.empty()) {
     results.dsink = in.sink;
     options.features.sink = in.sink.as_vector();

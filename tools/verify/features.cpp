@@ -96,6 +96,11 @@ constexpr CaseFeature kCaseFeatures[] = {
      [](const Case& c) {
        return c.features.softcap == 0 && c.features.dropout == 0 && c.features.alibi == AlibiKind::kNone;
      }},
+    {"split_size", "split_size", [](const CaseFeatures& f) { return int{f.split_size != 0}; },
+     [](const CaseFeatures& f) { return fmt::format("{}", f.split_size); },
+     [](CaseFeatures& f, Text key, Text value) { f.split_size = integer(key, value, 0, kMaxSeqlen); }, 20, false,
+     [](Random& random, CaseFeatures& f) { f.split_size = 128 * random.integer(1, 3); },
+     [](const Case& c) { return c.features.dropout == 0; }},
 };
 
 }  // namespace
@@ -129,7 +134,9 @@ const std::vector<CaseFeatures>& covering_combinations() {
                                              {.positions = Positions::kShared},
                                              {.softcap = 40, .positions = Positions::kEach},
                                              {.partial = true},
-                                             {.sink = SinkKind::kOwn, .positions = Positions::kEach, .partial = true}};
+                                             {.sink = SinkKind::kOwn, .positions = Positions::kEach, .partial = true},
+                                             {.split_size = 128},
+                                             {.sink = SinkKind::kOwn, .softcap = 30, .split_size = 256}};
   return all;
 }
 
@@ -147,7 +154,10 @@ float slope_of(const Problem& problem, int64_t b, int64_t h) {
 }  // namespace
 
 Features numbers(const CaseFeatures& features) {
-  return {.softcap = features.softcap, .dropout = {.p = features.dropout}, .partial_out = features.partial};
+  return {.softcap = features.softcap,
+          .dropout = {.p = features.dropout},
+          .partial_out = features.partial,
+          .split_size = features.split_size};
 }
 
 std::function<numerics::PlainScore(float, int64_t, int64_t)> plain_score(const Problem& problem, int64_t b, int64_t h) {
@@ -178,6 +188,7 @@ std::vector<std::string> refused_features(const std::string& backend) {
   ask(args, {.sink = undefined_memory(DataType::kFloat32, {1}, device)});
   ask(args, {.dropout = {.p = 0.1}});
   ask(args, {.alibi_slopes = undefined_memory(DataType::kFloat32, {1}, device)});
+  ask(args, {.split_size = 128});
   ForwardArgs partial = args;
   partial.out.dtype = DataType::kFloat32;
   ask(partial, {.partial_out = true});

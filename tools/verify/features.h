@@ -32,7 +32,8 @@ struct CaseFeatures {
   double dropout = 0;
   AlibiKind alibi = AlibiKind::kNone;
   Positions positions = Positions::kNone;
-  bool partial = false;  ///< partial_out
+  bool partial = false;    ///< partial_out
+  int64_t split_size = 0;  ///< 0: none
   bool operator==(const CaseFeatures&) const = default;
 
   /// True if scores are scaled products.

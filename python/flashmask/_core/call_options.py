@@ -93,11 +93,22 @@ alibi_slopes: float32 [heads_q] or [batch, heads_q]: scores, scaled and capped, 
         feature=True,
         shape="[heads_q] or [batch, heads_q]",
     ),
+    Option(
+        "split_size",
+        C.c_int64,
+        0,
+        lambda name, value: 0 if value is None else arguments.count(name, value),
+        """\
+split_size: the forward adds up keys in splits of this many, a multiple of 128, as calls over a cache do: with their
+    split_size a row has the bits that it has there (docs/inference.md, Equal bits). None or 0: no splits. On the CPU,
+    without dropout. Gradients differ by rounding alone.""",
+        feature=True,
+    ),
 )
 _READERS = {option.name: option.read for option in OPTIONS if option.read}
 # Features as the operators of torch and JAX take them: tensors, numbers, flags.
 TENSORS = tuple(option for option in OPTIONS if option.feature and option.ctype is capi.Tensor)
-NUMBERS = tuple(option for option in OPTIONS if option.feature and option.ctype is C.c_double)
+NUMBERS = tuple(option for option in OPTIONS if option.feature and option.ctype in (C.c_double, C.c_int64))
 FLAGS = tuple(option for option in OPTIONS if option.feature and option.ctype is C.c_uint32)
 
 

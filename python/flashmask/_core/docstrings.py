@@ -83,7 +83,7 @@ cu_seqlens_q: int32 [batch + 1]; request b has the rows cu_seqlens_q[b] to cu_se
     "cached_alibi_slopes": """\
 alibi_slopes: float32 [heads_q] or [batch, heads_q]: scores, scaled and capped, are lowered by the slope times the
     distance of positions.""",
-    "split_size": """\
+    "cached_split_size": """\
 split_size: keys of a sequence from one partial sum to the next, a multiple of 128.
 return_softmax_lse: returns lse, too.""",
     "cached_results": """\

@@ -226,6 +226,8 @@ def _alternatives(call: Call) -> Iterator[tuple[str, Callable[[Call], Call]]]:
                 f"pass softmax_scale={call.q.shape[3]}**-0.5 and cut the result to head_dim_v",
                 _padded_to(dim),
             )
+    if call.options.get("split_size"):
+        yield "leave out split_size", lambda c: c.replace_options(split_size=0)
     yield "make query, key and value contiguous", lambda c: c.map(lambda x: replace(x, stride=None))
     if call.options.get("device", capi.DEVICE_CPU) != capi.DEVICE_CPU:
         yield "move everything to the CPU", lambda c: c.replace_options(device=capi.DEVICE_CPU, stream=None)

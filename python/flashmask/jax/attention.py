@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from .._core import arguments
+from .._core import arguments, call_options
 from .._core.annotations import Backend
 from .._core.docstrings import composed
 from .dropout import state_of
@@ -23,6 +23,7 @@ class Options(NamedTuple):
     backend: str
     softcap: float = 0.0
     dropout_p: float = 0.0
+    split_size: int = 0
 
 
 @composed
@@ -46,6 +47,7 @@ def dot_product_attention(
     dropout_rng: Any = None,
     deterministic: bool = True,
     backend: Backend = "auto",
+    split_size: int | None = 0,
 ) -> Any:
     """Softmax attention in which each key is hidden from up to two runs of query rows.
 
@@ -73,6 +75,7 @@ def dot_product_attention(
         time. Needed for dropout, and not read without it.
     deterministic: gradients with the same bits in every run. False may be faster on a GPU.
     backend: "auto", "cpu", "cuda" or "reference" (slow).
+    {split_size}
 
     Returns out, in query's shape and dtype, but head_dim_v; with return_residual (out, residual), residual [batch,
     seqlen_q, heads_q], natural logarithm, in query's dtype. Both are differentiable with respect to query, key,
@@ -99,6 +102,7 @@ def dot_product_attention(
         dropout_rng,
         deterministic,
         backend,
+        split_size,
     )
     with_residual = arguments.flag("return_residual", return_residual)
     out, lse = attention(options, q, k, v, mask, features)
@@ -126,6 +130,7 @@ def read_call(
     dropout_rng: Any,
     deterministic: Any,
     backend: Any,
+    split_size: Any,
 ) -> tuple[Options, tuple[jax.Array, ...], Mask, Any]:
     """(options, (q, k, v), mask, features) that the arguments of dot_product_attention mean; raises what it would."""
     arguments.refuse_unsupported(bias=(bias, None))
@@ -141,7 +146,7 @@ def read_call(
             local_window_size=local_window_size,
         )
         _check_mask(mask, q, k)
-    options = _options(scale, deterministic, backend, softcap, dropout_rate)
+    options = _options(scale, deterministic, backend, softcap, dropout_rate, split_size)
     return options, (q, k, v), mask, _features(sink, alibi_slopes, options.dropout_p, dropout_rng)
 
 
@@ -155,13 +160,14 @@ def _array(name: str, x: Any) -> jax.Array:
     return x
 
 
-def _options(scale: Any, deterministic: Any, backend: Any, softcap: Any, dropout_rate: Any) -> Options:
+def _options(scale: Any, deterministic: Any, backend: Any, softcap: Any, dropout_rate: Any, split_size: Any) -> Options:
     return Options(
         softmax_scale=None if scale is None else float(arguments.number("scale", scale)),
         deterministic=arguments.flag("deterministic", deterministic),
         backend=arguments.string("backend", backend),
         softcap=0.0 if softcap is None else float(arguments.number("softcap", softcap)),
         dropout_p=float(arguments.share("dropout_rate", dropout_rate)),
+        **call_options.read(split_size=split_size),
     )
 
 

@@ -63,7 +63,7 @@ def attention_with_cache(
     {sink}
     {cached_alibi_slopes}
     batch_invariant: gives a request's rows the same bits whatever else is in the batch; CPUs always do.
-    {split_size}
+    {cached_split_size}
     backend: "auto", "cpu", "cuda" or "reference".
 
     {cached_results}

@@ -33,6 +33,7 @@ def attention(
     k_pos: Array | None = None,
     dropout: float = 0.0,
     dropout_state: Array | None = None,
+    split_size: int | None = 0,
 ) -> tuple[Array, Array]:
     """Softmax attention in which each key is hidden from up to two runs of query rows: (out, lse).
 
@@ -53,6 +54,7 @@ def attention(
     {dropout_p}
     dropout_state: int64 or uint64 [2], a seed and an offset, which select the dropped weights (dropout_mask); the
         backward takes the same state. Needed for dropout.
+    {split_size}
 
     Returns out, in q's dtype and layout, [batch, seqlen_q, heads_q, head_dim_v], and lse [batch, heads_q, seqlen_q],
     natural logarithm, float32 (float64 for float64).
@@ -62,7 +64,9 @@ def attention(
     """
     q, k, v = in_bshd(layout, q=q, k=k, v=v)
     call_mask = as_mask(mask, q, k, causal, window_size, q_offset, block_mask, q_pos, k_pos)
-    options = read_options(softmax_scale, backend, threads, softcap, sink, alibi_slopes, dropout, dropout_state)
+    options = read_options(
+        softmax_scale, backend, threads, softcap, sink, alibi_slopes, dropout, dropout_state, split_size
+    )
     out, lse = ctypes_calls.forward(Numpy, q, k, v, call_mask, **options)
     return in_layout(layout, out), lse
 
@@ -93,6 +97,7 @@ def attention_backward(
     k_pos: Array | None = None,
     dropout: float = 0.0,
     dropout_state: Array | None = None,
+    split_size: int | None = 0,
 ) -> tuple[Array, ...]:
     """The gradients of attention(): (dq, dk, dv), in the shapes, dtypes and memory layouts of q, k and v.
 
@@ -105,7 +110,9 @@ def attention_backward(
     """
     dout, q, k, v, out = in_bshd(layout, dout=dout, q=q, k=k, v=v, out=out)
     call_mask = as_mask(mask, q, k, causal, window_size, q_offset, block_mask, q_pos, k_pos)
-    options = read_options(softmax_scale, backend, threads, softcap, sink, alibi_slopes, dropout, dropout_state)
+    options = read_options(
+        softmax_scale, backend, threads, softcap, sink, alibi_slopes, dropout, dropout_state, split_size
+    )
     lse = checked_array("lse", lse)
     dlse = None if dlse is None else checked_array("dlse", dlse)
     gradients = ctypes_calls.backward(Numpy, dout, dlse, q, k, v, out, lse, call_mask, **options)
@@ -121,13 +128,16 @@ def read_options(
     alibi_slopes: Any,
     dropout: Any,
     dropout_state: Any,
+    split_size: Any,
 ) -> dict[str, Any]:
     """Options as ctypes_calls takes them."""
     p = arguments.share("dropout", dropout)
     if p > 0 and dropout_state is None:
         raise ValueError(f"dropout is {p} without dropout_state; it must be given, int64 or uint64 [2]")
     return {
-        **call_options.read(softmax_scale=softmax_scale, backend=backend, threads=threads, softcap=softcap),
+        **call_options.read(
+            softmax_scale=softmax_scale, backend=backend, threads=threads, softcap=softcap, split_size=split_size
+        ),
         "sink": None if sink is None else checked_array("sink", sink),
         "alibi_slopes": None if alibi_slopes is None else checked_array("alibi_slopes", alibi_slopes),
         "dropout_p": p,

@@ -40,7 +40,7 @@ def flashmask_with_kvcache(
     {softcap}
     {sink}
     {cached_alibi_slopes}
-    {split_size}
+    {cached_split_size}
     validate: raises ValueError naming the first request and value that is clamped otherwise, or read as zeros: in
         seqlens, tables, cu_seqlens_q and tail_lens.
     threads: the most threads to use; 0: OpenMP's default. The result does not depend on it.

@@ -41,6 +41,7 @@ class AttentionKeywords(TypedDict, total=False):
     fixed_seed_offset: torch.Tensor | None
     rng_name: str
     training: bool
+    split_size: int | None
 
 
 @overload
@@ -106,6 +107,7 @@ def flashmask_attention(
     rng_name: str = "",
     training: bool = True,
     return_seed_offset: bool = False,
+    split_size: int | None = 0,
 ) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """Softmax attention in which each key is hidden from up to two runs of query rows.
 
@@ -140,6 +142,7 @@ def flashmask_attention(
         dropout_state, training=False is dropout=0, and return_seed_offset returns the state, drawn or given, last.
         Torch has no generators by name: a rng_name raises UnsupportedError.
     {positions}
+    {split_size}
 
     Returns out, in query's dtype and layout, [batch, seqlen_q, heads_q, head_dim_v]; with return_softmax_lse (out,
     lse), lse [batch, heads_q, seqlen_q] natural logarithm, float32 (float64 for float64). Both are
@@ -150,11 +153,12 @@ def flashmask_attention(
     {raises}
     """
     if fixed_seed_offset is not None or rng_name != "" or training is not True or return_seed_offset:
-        given = dropout_state, fixed_seed_offset, rng_name, training, return_seed_offset
-        dropout, dropout_state = read_as_paddle(query, dropout, *given)
+        of_paddle = dropout_state, fixed_seed_offset, rng_name, training, return_seed_offset
+        dropout, dropout_state = read_as_paddle(query, dropout, *of_paddle)
     features = ()
-    if dropout != 0 or softcap != 0 or sink is not None or alibi_slopes is not None:
-        features = read_features(query, dropout, dropout_state, softcap=softcap, sink=sink, alibi_slopes=alibi_slopes)
+    if dropout != 0 or softcap != 0 or sink is not None or alibi_slopes is not None or split_size != 0:
+        given = dict(softcap=softcap, sink=sink, alibi_slopes=alibi_slopes, split_size=split_size)
+        features = read_features(query, dropout, dropout_state, **given)
     mask = call_mask(
         query, key, value, startend_row_indices, causal, window_size, q_offset, block_mask, layout, q_pos, k_pos
     )

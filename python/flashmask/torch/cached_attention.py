@@ -209,7 +209,7 @@ def flashmask_with_kvcache(
     {sink}
     {cached_alibi_slopes}
     batch_invariant: gives a request's rows the same bits whatever else is in the batch; CPUs always do.
-    {split_size}
+    {cached_split_size}
     out, lse: tensors for the results; None: new ones. Rows of no request are left as they are.
     max_ctas: as in flashmask_attention.
     validate: raises ValueError naming the first request and value that is clamped otherwise, or read as zeros: in

@@ -107,6 +107,7 @@ def attention(
     alibi_slopes: torch.Tensor | None = None,
     dropout: float = 0.0,
     dropout_state: torch.Tensor | None = None,
+    split_size: int | None = 0,
     partial_out: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Masked attention: (out, lse), both differentiable with respect to q, k, v and the sink.
@@ -114,7 +115,8 @@ def attention(
     mask: a Mask, or None: every row sees every key. softmax_scale: default 1 / sqrt(head_dim). layout "bhsd": q, k and
     v are [batch, heads, seqlen, head_dim], and so is out; all are views. deterministic: gradients with the same bits in
     every run; None follows torch.use_deterministic_algorithms. backend: "auto", "cpu", "cuda" or "reference" (slow, the
-    only one for float64). max_ctas, softcap, sink, alibi_slopes, dropout, dropout_state: as in flashmask_attention.
+    only one for float64). max_ctas, softcap, sink, alibi_slopes, dropout, dropout_state, split_size: as in
+    flashmask_attention.
     partial_out: out is float32 (float64 for float64) whatever q's dtype, to be merged with that over other keys
     (merge_attention); out's gradient is rounded to q's dtype. CUDA refuses it together with softcap or dropout.
 
@@ -124,7 +126,8 @@ def attention(
     check_dimensions(q, k, v, layout)
     if mask is not None:
         check_lengths(mask, q, k, layout)
-    features = read_features(q.device, dropout, dropout_state, softcap=softcap, sink=sink, alibi_slopes=alibi_slopes)
+    given = dict(softcap=softcap, sink=sink, alibi_slopes=alibi_slopes, split_size=split_size)
+    features = read_features(q.device, dropout, dropout_state, **given)
     if arguments.flag("partial_out", partial_out):
         features = (*(features or _NO_FEATURES), True)
     return checked_attention(q, k, v, mask, softmax_scale, layout, deterministic, backend, max_ctas, features)
@@ -202,7 +205,7 @@ def read_features(device, dropout, dropout_state, **given):
     if dropout_state is not None:
         check_state(dropout_state)
     p = given["dropout_p"] = arguments.share("dropout", dropout)
-    numbers = [arguments.number(option.name, given[option.name]) for option in NUMBERS]
+    numbers = [option.read(option.name, given[option.name]) for option in NUMBERS]
     if p == 0:
         dropout_state = None
     elif dropout_state is None:

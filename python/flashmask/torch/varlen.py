@@ -35,6 +35,7 @@ class VarlenKeywords(TypedDict, total=False):
     max_ctas: int
     sink: torch.Tensor | None
     dropout_state: torch.Tensor | None
+    split_size: int | None
 
 
 @overload
@@ -102,6 +103,7 @@ def flashmask_varlen_func(
     max_ctas: int = 0,
     sink: torch.Tensor | None = None,
     dropout_state: torch.Tensor | None = None,
+    split_size: int | None = 0,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attention within each document of a packed batch. Differentiable in q, k, v and sink, and through lse.
 
@@ -126,6 +128,8 @@ def flashmask_varlen_func(
         block_table: only None.
         dropout_p: dropout in flashmask_attention; rows and keys are the packed batch's.
         softcap, sink, dropout_state, backend, max_ctas: as in flashmask_attention.
+        split_size: as there; splits count the packed batch's keys, so a document has the bits that it has alone if it
+            begins at a multiple.
 
     Returns:
         out (total_q, heads_q, head_dim_v), or (out, lse) with lse (heads_q, total_q): natural log, float32 (float64 for
@@ -160,6 +164,7 @@ def flashmask_varlen_func(
         alibi_slopes=alibi_slopes,
         dropout=arguments.share("dropout_p", dropout_p),
         dropout_state=dropout_state,
+        split_size=split_size,
     )
     return (out[0], lse[0]) if return_softmax_lse or return_attn_probs else out[0]
 

@@ -41,11 +41,9 @@ struct CachedScratch {
 
 template <typename Element>
 void load_queries_of(const CachedProblem& p, const Sequence& sequence, const PackedRows& rows, Rows to) {
-  const int64_t group = p.group_size();
   for (int64_t n = 0; n < rows.total(); ++n, to.at += to.stride) {
-    const int64_t packed = rows.first + n % rows.count, hk = rows.hk + n / rows.count;
-    load_row(cached_row<const Element>(p, p.q, rows.b, sequence.rows(), packed / group, hk * group + packed % group),
-             p.head_dim, p.scale(), to.at);
+    load_row(cached_row<const Element>(p, p.q, rows.b, sequence.rows(), rows.row(n), rows.head(n)), p.head_dim,
+             p.scale(), to.at);
     std::fill(to.at + p.head_dim, to.at + round_up(p.head_dim, kPair), 0.0f);
     to_pairs(p.cache_dtype, p.head_dim, to.at);
   }
@@ -134,8 +132,8 @@ class VisibleTiles {
         visible_(p, sequence),
         hk_(rows.hk),
         heads_(differs_by_head(p.mask) ? rows.heads : 1),
-        first_row_(sequence.first_row() + rows.first / p.group_size()),
-        row_count_((rows.first + rows.count - 1) / p.group_size() - rows.first / p.group_size() + 1) {
+        first_row_(sequence.first_row() + rows.row(0)),
+        row_count_(rows.row_count()) {
     const auto [reach_begin, reach_end] = sequence_.reach(first_row_, row_count_);
     next_ = begin + std::max<int64_t>(reach_begin - begin, 0) / kCachedKeys * kCachedKeys;
     last_ = std::min(end, reach_end);
@@ -182,7 +180,8 @@ class SplitSoftmax {
   }
 
   /// `next`: null after the last.
-  void add(const VisibleTiles& tiles, const VisibleTile& tile, const VisibleTile* next) {
+  template <typename Tiles>
+  void add(const Tiles& tiles, const VisibleTile& tile, const VisibleTile* next) {
     RowsAhead ahead(tile.v, rows_.heads, tile.heads);
     for (int64_t head = 0; head < rows_.heads; ++head) {
       if (tile.heads >> head & 1)
@@ -206,7 +205,6 @@ class SplitSoftmax {
   }
 
   void multiply(const VisibleTile& visible, const uint64_t* bits, int64_t head, RowsAhead& ahead) {
-    const int64_t group = p_.group_size(), first_of_bits = rows_.first / group;
     const KeyTile& tile = visible.tile;
     const HeadRows own = rows_of(head);
     with_keys(p_, s_, visible.k, head, p_.head_dim, own.count,
@@ -214,7 +212,7 @@ class SplitSoftmax {
     terms_.load(tile, rows_.hk + head);
     for (int64_t n = 0; n < own.count; ++n) {
       float* const scores = own.scores + n * kCachedKeys;
-      terms_.transform(rows_.first + n, bits[(rows_.first + n) / group - first_of_bits], scores);
+      terms_.transform(head * rows_.count + n, bits[rows_.row(n) - rows_.row(0)], scores);
       factor_[head * rows_.count + n] = softmax_row(scores, own.state.largest[n], own.state.sum[n]);
       terms_.scale_weights(scores);
     }
@@ -234,12 +232,11 @@ class SplitSoftmax {
   float factor_[PackedRows::kMost];
 };
 
-void cached_split(const CachedProblem& p, const Sequence& sequence, const PackedRows& rows, int64_t begin, int64_t end,
-                  const SoftmaxState& state, float* scratch) {
-  std::fill(state.out, state.out + rows.total() * state.stride, 0.0f);
-  std::fill(state.largest, state.largest + rows.total(), -kInf);
-  std::fill(state.sum, state.sum + rows.total(), 0.0f);
-  VisibleTiles tiles(p, sequence, rows, begin, end);
+/// The softmax of the rows over the tiles of a split, from nothing. `tiles`: as VisibleTiles.
+template <typename Tiles>
+void split_softmax(const CachedProblem& p, const Sequence& sequence, const PackedRows& rows, Tiles& tiles,
+                   const SoftmaxState& state, float* scratch) {
+  state.clear(rows.total());
   VisibleTile tile[2];
   if (!tiles.next(tile[0])) return;
   RowsAhead(tile[0].k, rows.heads, tile[0].heads).fetch_all();
@@ -250,6 +247,12 @@ void cached_split(const CachedProblem& p, const Sequence& sequence, const Packed
     softmax.add(tiles, tile[at], more ? &tile[at ^ 1] : nullptr);
   }
   for (int64_t n = 0; n < rows.total(); ++n) from_pairs(p.cache_dtype, p.head_dim_v, state.out + n * state.stride);
+}
+
+void cached_split(const CachedProblem& p, const Sequence& sequence, const PackedRows& rows, int64_t begin, int64_t end,
+                  const SoftmaxState& state, float* scratch) {
+  VisibleTiles tiles(p, sequence, rows, begin, end);
+  split_softmax(p, sequence, rows, tiles, state, scratch);
 }
 
 void fold_state(const SoftmaxState& to, const SoftmaxState& split, int64_t rows, int64_t head_dim_v) {

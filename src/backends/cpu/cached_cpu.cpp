@@ -4,7 +4,6 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <limits>
 #include <vector>
 
 #include "backends/cpu/cached_kernels.h"
@@ -59,7 +58,8 @@ struct Items {
         const int64_t together =
             std::clamp<int64_t>(std::min(PackedRows::kMost / count, most_together(p, alone, least)), 1, p.heads_kv);
         for (int64_t hk = 0; hk < p.heads_kv; hk += together)
-          tiles.push_back({b, hk, std::min(together, p.heads_kv - hk), first, count});
+          tiles.push_back(
+              {b, hk, std::min(together, p.heads_kv - hk), first, count, p.group_size(), hk * p.group_size()});
       }
     }
   }
@@ -119,9 +119,7 @@ class Run {
     const int64_t count = rows.total();
     const SoftmaxState sum = SoftmaxState::in(own, count, p_.head_dim_v),
                        part = SoftmaxState::in(own + PackedRows::kMost * floats_per_row(p_), count, p_.head_dim_v);
-    std::fill(sum.out, sum.out + count * sum.stride, 0.0f);
-    std::fill(sum.largest, sum.largest + count, -std::numeric_limits<float>::infinity());
-    std::fill(sum.sum, sum.sum + count, 0.0f);
+    sum.clear(count);
     for (int64_t split = 0; split < items_.splits(p_, rows); ++split) {
       if (!call_.divides_sequences) run_split(rows, split, part, scratch);
       fold_state(sum, call_.divides_sequences ? state_of(rows, split) : part, count, p_.head_dim_v);

@@ -8,6 +8,8 @@
 #include <utility>
 
 #include "backends/cpu/cached_cpu.h"
+#include "backends/cpu/cached_kernels.h"
+#include "backends/cpu/split_forward.h"
 #include "backends/cpu/threads.h"
 #include "backends/cpu/tile_kernels.h"
 #include "call/backend.h"
@@ -21,12 +23,16 @@ namespace {
 constexpr int64_t kCacheLine = 64;
 constexpr const char* kNoFloat64 =
     "float64 is taken by backend 'reference' only; cast to float32 or ask for 'reference'";
+constexpr const char* kNoDropoutOfSplits = "dropout is not taken beside split_size; leave out one of them";
 
 /// The items that a pass hands out at most: row tiles of query heads, in a backward also key tiles of key heads.
 int64_t most_items(const Problem& p) {
   const int64_t of_rows = p.batch * p.heads_q * ceil_div(p.seqlen_q, cpu::kTileRows);
   return p.is_backward ? std::max(of_rows, p.batch * p.heads_kv * ceil_div(p.seqlen_k, cpu::kTileKeys)) : of_rows;
 }
+
+/// True if the call adds up keys in splits: a backward has none.
+bool has_splits(const Problem& p) { return p.features.split_size != 0 && !p.is_backward; }
 
 /// A call's threads and what its workspace holds, in this order; each part begins on a cache line.
 struct CpuCall {
@@ -44,7 +50,8 @@ struct CpuCall {
       if (!cpu::BackwardRows::sums_in_dq(p)) own_dq = delta * cpu::BackwardRows::dq_stride(p);
       turn = round_up(row_tiles * static_cast<int64_t>(sizeof(int32_t)), kCacheLine);
     }
-    scratch = static_cast<int64_t>(cpu::scratch_bytes(p));
+    scratch = has_splits(p) ? cpu::split_forward_scratch_floats(cpu::as_cached(p)) * int64_t{sizeof(float)}
+                            : static_cast<int64_t>(cpu::scratch_bytes(p));
   }
   TileShape tile() const { return {cpu::kTileRows, cpu::kTileKeys}; }
   bool reads_plan(const Problem&) const { return true; }
@@ -52,6 +59,7 @@ struct CpuCall {
   void explain(const Problem& p, Explanation& e) const {
     e.configuration = message(cpu::kTileRows, "x", cpu::kTileKeys, " tiles, ", cpu::simd_target(), ", ", threads,
                               " threads, ", plan_source(p));
+    if (has_splits(p)) e.configuration += message(", keys in splits of ", p.features.split_size);
   }
   void run(const Problem& p, std::byte* workspace) const;
   /// Before the threads' own scratch.
@@ -107,6 +115,17 @@ void forward(const Problem& p, const Workspace& workspace) {
   if (p.executed_tiles) p.executed_tiles->forward += executed;
 }
 
+/// The forward with split_size. A cache's products read keys for one row tile at a time.
+void split_forward(const Problem& p, const Workspace& workspace) {
+  const CachedProblem cached = cpu::as_cached(p);
+  const int64_t row_tiles = ceil_div(p.seqlen_q, cpu::kTileRows);
+  const int64_t executed =
+      for_each_item(p.batch, p.heads_q, row_tiles, workspace, [&](int64_t b, int64_t h, int64_t n, float* scratch) {
+        return cpu::split_forward_rows(p, cached, b, h, row_tiles - 1 - n, scratch);
+      });
+  if (p.executed_tiles) p.executed_tiles->forward += executed;
+}
+
 /// The sink's score has a gradient as every other, P (dP - delta), but its value, and so its dP, is 0. Summed in one
 /// order, so with any threads the same bits.
 double dsink_of(const Problem& p, const cpu::BackwardRows& shared, int64_t h) {
@@ -148,18 +167,21 @@ void backward(const Problem& p, const Workspace& workspace) {
 
 void CpuCall::run(const Problem& p, std::byte* workspace) const {
   const Workspace own(*this, workspace);
-  p.is_backward ? backward(p, own) : forward(p, own);
+  if (p.is_backward) return backward(p, own);
+  has_splits(p) ? split_forward(p, own) : forward(p, own);
 }
 
 class CpuBackend final : public Backend {
  public:
   std::string_view name() const override { return "cpu"; }
+  bool takes_split_size() const override { return true; }
   BackendInfo info() const override {
     return {"cpu", true, message(cpu::simd_target(), ", ", cpu::default_threads(), " threads")};
   }
   Prepared prepare(const Problem& p) const override {
     if (const char* why = host_refusal(p)) return Refusal{why};
     if (p.dtype == DataType::kFloat64) return Refusal{kNoFloat64};
+    if (p.features.split_size != 0 && p.features.dropout.p != 0) return Refusal{kNoDropoutOfSplits};
     return Launch(p, CpuCall(p));
   }
   PreparedCached prepare_cached(const CachedProblem& p) const override {

@@ -63,10 +63,14 @@ class MaskSource {
         const int64_t c = static_cast<int64_t>(w) * 64 + bit;
         begin(c);
         for (int64_t r = first; r < last; ++r) {
-          if (p_.plan.row_live(m_, r)[w] >> bit & 1) visit(r, c, (p_.plan.row_full(m_, r)[w] >> bit & 1) != 0);
+          if (p_.plan.row_live(m_, r)[w] >> bit & 1) visit(r, c, is_full(r, c));
         }
       }
     }
+  }
+  /// True if the plan knows every element of a tile to be visible.
+  bool is_full(int64_t r, int64_t c) const {
+    return (p_.plan.row_full(m_, r)[static_cast<std::size_t>(c / 64)] >> c % 64 & 1) != 0;
   }
   /// The first key tile from c on that row tile r executes, or one past the last key tile.
   int64_t next_key_tile(int64_t r, int64_t c) const {
@@ -92,7 +96,7 @@ class MaskSource {
 };
 
 /// Loads the elements of a tile that dropout keeps; flattened as MaskSource::load is.
-HWY_FLATTEN void load_kept(const DropoutSource& dropout, int64_t r, int64_t c, ElementMask& kept) {
+HWY_FLATTEN inline void load_kept(const DropoutSource& dropout, int64_t r, int64_t c, ElementMask& kept) {
   kept.load(dropout, r * kTileRows, c * kTileKeys);
 }
 

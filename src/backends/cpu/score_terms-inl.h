@@ -52,12 +52,12 @@ class ScoreTerms {
     std::fill(position_ + tile.count, position_ + kCachedKeys, 0);
   }
 
-  /// Scores of a packed row, in place; hidden ones are -inf.
-  HWY_INLINE void transform(int64_t packed, uint64_t visible, float* scores) const {
+  /// Scores of row n of the packed ones, in place; hidden ones are -inf.
+  HWY_INLINE void transform(int64_t n, uint64_t visible, float* scores) const {
     const auto softcap = static_cast<float>(p_.features.softcap);
     alignas(64) float bias[kCachedKeys];
     const bool has_bias = p_.features.alibi_slopes.defined();
-    if (has_bias) load_bias(packed, bias);
+    if (has_bias) load_bias(n, bias);
     const auto hidden = hn::Set(kFloats, -kInf);
     for (int64_t j = 0; j < kCachedKeys; j += kLanes) {
       Vec score = hn::Load(kFloats, scores + j);
@@ -86,12 +86,10 @@ class ScoreTerms {
             scale.data)[at.page * scale.stride[0] + at.slot * scale.stride[1] + hk_ * scale.stride[2]];
     }
   }
-  void load_bias(int64_t packed, float* bias) const {
-    const int64_t h = hk_ * p_.group_size() + packed % p_.group_size();
-    const auto slope = static_cast<float>(alibi_slope(p_, rows_.b, h));
-    const int64_t row = sequence_.first_row() + packed / p_.group_size(),
-                  position = row < 0 ? 0 : sequence_.row_position(row);
-    for (int64_t n = 0; n < kCachedKeys; ++n) bias[n] = slope * static_cast<float>(std::abs(position - position_[n]));
+  void load_bias(int64_t n, float* bias) const {
+    const auto slope = static_cast<float>(alibi_slope(p_, rows_.b, rows_.head(n)));
+    const int64_t position = sequence_.row_position(sequence_.first_row() + rows_.row(n));
+    for (int64_t j = 0; j < kCachedKeys; ++j) bias[j] = slope * static_cast<float>(std::abs(position - position_[j]));
   }
 
   const CachedProblem& p_;

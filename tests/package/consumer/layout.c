@@ -92,7 +92,8 @@ AT(fm_options, allocate_context, 192);
 AT(fm_options, kernels, 200);
 AT(fm_options, dropout_state, 208);
 AT(fm_options, alibi_slopes, 216);
-ENDS_WITH(fm_options, alibi_slopes);
+AT(fm_options, split_size, 312);
+ENDS_WITH(fm_options, split_size);
 
 AT(fm_forward_args, struct_size, 0);
 AT(fm_forward_args, reserved, 4);
