@@ -46,7 +46,7 @@ TEST(DecodeOnTheHost, CoveringAndDrawnCases) {
 }
 
 /// Requests of up to 16 packed rows, up to 32, and more, beside one without rows and one without keys.
-CachedCase some_case(const sm80::DecodeTile& tile, DataType dtype) {
+CachedCase some_case(const sm80::DecodeTile& tile, DataType dtype, bool float8) {
   CachedCase c;
   c.seed = 11;
   c.tables = verify::CacheTables::kTable;
@@ -59,6 +59,9 @@ CachedCase some_case(const sm80::DecodeTile& tile, DataType dtype) {
   c.head_dim = tile.head_dim;
   c.head_dim_v = tile.head_dim_v;
   c.dtype = dtype;
+  if (!float8) return c;
+  c.float8 = true;
+  c.k_scale = c.v_scale = verify::ScaleShape::kTokenHead;
   return c;
 }
 
@@ -71,9 +74,11 @@ void expect_passes(const CachedCase& c) {
 TEST(DecodeOnTheHost, EveryKernelInWhateverTurns) {
   for (const sm80::DecodeTile& tile : sm80::kDecodeTiles) {
     for (const DataType dtype : {DataType::kBFloat16, DataType::kFloat16}) {
-      for (uint64_t seed = 1; seed <= (test_long() ? 10u : 1u); ++seed) {
-        simt::set_seed(seed);
-        expect_passes(some_case(tile, dtype));
+      for (const bool float8 : {false, true}) {
+        for (uint64_t seed = 1; seed <= (test_long() ? 10u : 1u); ++seed) {
+          simt::set_seed(seed);
+          expect_passes(some_case(tile, dtype, float8));
+        }
       }
     }
   }
@@ -82,15 +87,17 @@ TEST(DecodeOnTheHost, EveryKernelInWhateverTurns) {
 
 TEST(DecodeOnTheHost, WithoutBankConflicts) {
   for (const sm80::DecodeTile& tile : sm80::kDecodeTiles) {
-    simt::drain_launches();
-    expect_passes(some_case(tile, DataType::kBFloat16));
-    int64_t loads = 0;
-    for (const simt::LaunchRecord& launch : simt::drain_launches()) {
-      loads += launch.counts.matrix_loads;
-      EXPECT_EQ(launch.counts.matrix_load_conflicts, 0) << launch.what << ", head dim " << tile.head_dim;
-      EXPECT_EQ(launch.counts.copy_conflicts, 0) << launch.what << ", head dim " << tile.head_dim;
+    for (const bool float8 : {false, true}) {
+      simt::drain_launches();
+      expect_passes(some_case(tile, DataType::kBFloat16, float8));
+      int64_t loads = 0;
+      for (const simt::LaunchRecord& launch : simt::drain_launches()) {
+        loads += launch.counts.matrix_loads;
+        EXPECT_EQ(launch.counts.matrix_load_conflicts, 0) << launch.what << ", head dim " << tile.head_dim;
+        EXPECT_EQ(launch.counts.copy_conflicts, 0) << launch.what << ", head dim " << tile.head_dim;
+      }
+      EXPECT_GT(loads, 0);
     }
-    EXPECT_GT(loads, 0);
   }
 }
 

@@ -127,11 +127,9 @@ void draw_options(Random& random, CachedCase& c) {
   c.split_size = pick(random, std::array<int64_t, 4>{128, 256, 1024, 1024});
 }
 
-/// Changes a case to one that the cuda backend takes.
+/// Changes a case to one that kernels of the cuda backend take.
 void fit_to_cuda(CachedCase& c) {
   if (c.dtype == DataType::kFloat32) c.dtype = c.seed % 2 == 0 ? DataType::kBFloat16 : DataType::kFloat16;
-  c.float8 = false;
-  c.k_scale = c.v_scale = ScaleShape::kNone;
   for (int64_t* dim : {&c.head_dim, &c.head_dim_v}) *dim = (*dim + 7) / 8 * 8;
   shrink(c);
 }

@@ -25,7 +25,8 @@ std::size_t index(int64_t row, int64_t heads, int64_t head, int64_t dim = 1, int
 class Drawing {
  public:
   explicit Drawing(const CachedCase& c) : c_(c), random_(mix(c.seed, kTensorStream)) {
-    for (float& scale : head_scales_) scale = draw_scale();
+    has_far_scales_ = c.float8 && c.dtype != DataType::kFloat16 && random_.integer(0, 2) == 0;
+    for (int64_t n = 0; n < static_cast<int64_t>(std::size(head_scales_)); ++n) head_scales_[n] = draw_scale(n / 2);
   }
 
   DrawnRequest request(std::size_t b) {
@@ -60,7 +61,13 @@ class Drawing {
     return drawn;
   }
 
-  float draw_scale() { return static_cast<float>(0.5 + random_.real()); }
+  /// Factors of keys, or of_v values: mostly near 1. Large ones of keys would leave a row one key, and float16 does not
+  /// hold the tokens that are appended times small ones.
+  float draw_scale(int64_t of_v) {
+    const auto scale = static_cast<float>(0.5 + random_.real());
+    if (!has_far_scales_) return scale;
+    return std::ldexp(scale, static_cast<int>(random_.integer(-20, of_v == 1 ? 10 : 0)));
+  }
 
   /// Scales of each key and head, of which some are alike.
   std::vector<float> scales(ScaleShape shape, int64_t keys, int64_t of_v) {
@@ -68,10 +75,10 @@ class Drawing {
     const int64_t page = c_.has_tables() ? c_.page_size : std::max<int64_t>(keys, 1);
     float shared = head_scales_[2 * of_v];
     for (int64_t j = 0; j < keys; ++j) {
-      if (shape == ScaleShape::kToken || (shape == ScaleShape::kPage && j % page == 0)) shared = draw_scale();
+      if (shape == ScaleShape::kToken || (shape == ScaleShape::kPage && j % page == 0)) shared = draw_scale(of_v);
       for (int64_t hk = 0; hk < c_.heads_kv; ++hk) {
         if (shape == ScaleShape::kHead) shared = head_scales_[2 * of_v] + static_cast<float>(hk) / 8;
-        if (shape == ScaleShape::kTokenHead) shared = draw_scale();
+        if (shape == ScaleShape::kTokenHead) shared = draw_scale(of_v);
         drawn.push_back(shape == ScaleShape::kNone ? 1.0f : shared);
       }
     }
@@ -161,6 +168,7 @@ class Drawing {
   const CachedCase& c_;
   Random random_;
   float head_scales_[4] = {};
+  bool has_far_scales_;
 };
 
 template <typename T>

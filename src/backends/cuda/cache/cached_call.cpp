@@ -27,10 +27,19 @@ CallRows rows_of(const CachedProblem& p, const TensorView& t) {
   return {t.data, t.stride[0], t.stride[1], t.stride[2]};
 }
 CallRows pages_of(const TensorView& t) { return {t.data, t.stride[0], t.stride[1], t.stride[2]}; }
+CacheScale scale_of(const TensorView& t) {
+  return {static_cast<const float*>(t.data), t.stride[0], t.stride[1], t.stride[2]};
+}
 CallRows lse_of(const CachedProblem& p) {
   const TensorView& t = p.lse;
   if (p.is_packed()) return {t.data, 0, t.stride[1], t.stride[0]};
   return {t.data, t.stride[0], t.stride[2], t.stride[1]};
+}
+
+/// True if 16 bytes never reach from a row of the cache into the next.
+bool has_whole_chunks(const CachedProblem& p) {
+  const auto elements = 16 / static_cast<int64_t>(element_size(p.cache_dtype));
+  return p.head_dim % elements == 0 && p.head_dim_v % elements == 0;
 }
 
 /// Why the kernels cannot count the elements of the call's slopes in 32 bits; empty if they can, or there are none.
@@ -67,8 +76,6 @@ Problem common_part(const CachedProblem& p) {
 std::string cached_refusal(const CachedProblem& p) {
   if (std::ranges::find(kDataTypes, p.dtype) == std::end(kDataTypes))
     return message("q is ", name(p.dtype), "; cast to bfloat16 or float16");
-  if (p.cache_dtype != p.dtype)
-    return message("the cache is ", name(p.cache_dtype), "; backend 'cpu' reads it, in host memory");
   if (p.batch_invariant) return "batch_invariant is set; backend 'cpu' gives it, in host memory";
   if (p.pages > INT32_MAX) return message("the cache has ", p.pages, " pages; it must have less than 2^31");
   constexpr int64_t kMostRequests = int64_t{1} << 20, kMostKeys = int64_t{1} << 30;
@@ -95,7 +102,7 @@ CachedParams cached_params(const CachedProblem& p, const WorkPlan& plan) {
   params.box_keys = 1;
   params.k_rows = pages_of(p.cache.k);
   params.v_rows = pages_of(p.cache.v);
-  params.keys_aligned = are_aligned({&p.cache.k, &p.cache.v});
+  params.keys_aligned = are_aligned({&p.cache.k, &p.cache.v}) && has_whole_chunks(p);
   params.rows_aligned = are_aligned({&p.q, &p.out});
   params.q = rows_of(p, p.q);
   params.out = rows_of(p, p.out);
@@ -112,6 +119,8 @@ CachedParams cached_params(const CachedProblem& p, const WorkPlan& plan) {
   params.score_of_bit = 1 / params.scale_log2;
   params.softcap = features.softcap;
   params.sink = features.sink;
+  params.k_scale = scale_of(p.cache.k_scale);
+  params.v_scale = scale_of(p.cache.v_scale);
   if (const TensorView& slopes = p.features.alibi_slopes; slopes.defined()) {
     const bool by_request = slopes.rank == 2;
     params.alibi.slopes = static_cast<const float*>(slopes.data);

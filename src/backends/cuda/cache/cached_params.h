@@ -23,6 +23,18 @@ struct CallRows {
 #endif
 };
 
+/// Factors of stored keys or values, by page, row of the page and head: a stride of 0 broadcasts. Null: none.
+struct CacheScale {
+  const float* data;
+  int64_t page_stride, row_stride, head_stride;
+
+#if defined(__CUDACC__)
+  __device__ __forceinline__ float at(int64_t page, int64_t row, int64_t head) const {
+    return data ? __ldg(data + page * page_stride + row * row_stride + head * head_stride) : 1.f;
+  }
+#endif
+};
+
 /// A call over a cache, as the attention kernels of every architecture read it.
 struct CachedParams {
   CallRows k_rows, v_rows;  ///< by page, row of the page and head
@@ -40,6 +52,7 @@ struct CachedParams {
   SoftcapParams softcap;
   SinkParams sink;
   AlibiParams alibi;  ///< positions aside, which are the sequences'
+  CacheScale k_scale, v_scale;
 
 #if defined(__CUDACC__)
   __device__ __forceinline__ int32_t key_page(int32_t key) const {

@@ -50,9 +50,32 @@ __device__ __forceinline__ void apply_alibi(const CachedParams& p, const UnitPar
   }
 }
 
+/// The columns of a thread's pairs of O, as a product leaves them.
+struct NaturalColumns {
+  __device__ __forceinline__ static bool has_pair(int n, int32_t columns) { return 8 * n < columns; }
+  /// From the thread's first column to that of its n-th pair.
+  __device__ __forceinline__ static int step(int n) { return 8 * n; }
+  __device__ __forceinline__ static int first() { return 2 * Slab::column_pair(); }
+  template <int kOutputs>
+  __device__ __forceinline__ static float2 pair(const float (&o)[kOutputs], int n, int half) {
+    return make_float2(o[4 * n + 2 * half], o[4 * n + 2 * half + 1]);
+  }
+};
+/// Even columns of each 16 are the first eight of a product, odd ones the others.
+struct InterleavedColumns {
+  __device__ __forceinline__ static bool has_pair(int n, int32_t columns) { return first() + step(n) < columns; }
+  __device__ __forceinline__ static int step(int n) { return n / 2 * 16 + n % 2 * 2; }
+  __device__ __forceinline__ static int first() { return 4 * Slab::column_pair(); }
+  template <int kOutputs>
+  __device__ __forceinline__ static float2 pair(const float (&o)[kOutputs], int n, int half) {
+    const int at = n / 2 * 8 + 2 * half + n % 2;
+    return make_float2(o[at], o[at + 4]);
+  }
+};
+
 /// Stores one of a thread's two rows of O that is there: the result, or a unit's part of it. `largest` is the row's
 /// largest score (log2), `sum` its weights' sum.
-template <typename Element, int kColumns>
+template <typename Element, int kColumns, typename Columns = NaturalColumns>
 struct RowStore {
   using Partials = PartialResults<Element, kColumns>;
   const CachedParams& p;
@@ -75,12 +98,12 @@ struct RowStore {
     const int64_t head = query_head(p, work, packed.head);
     const RowEnd end = end_row(largest, sum, p.sink.template of_head<Element>(head));
     const RowPlace place(p, work, packed.row);
-    Element* const to = p.out.at<Element>(place.batch, place.row, head) + 2 * Slab::column_pair();
+    Element* const to = p.out.at<Element>(place.batch, place.row, head) + Columns::first();
 #pragma unroll
-    for (int j = 0; j < kColumns / 8; ++j) {
-      if (8 * j < p.head_dim_v)
-        RowCopy{p.rows_aligned}.store_pair(to + 8 * j, o[4 * j + 2 * half] * end.factor,
-                                           o[4 * j + 2 * half + 1] * end.factor);
+    for (int n = 0; n < kColumns / 8; ++n) {
+      const float2 pair = Columns::pair(o, n, half);
+      if (Columns::has_pair(n, p.head_dim_v))
+        RowCopy{p.rows_aligned}.store_pair(to + Columns::step(n), pair.x * end.factor, pair.y * end.factor);
     }
     if (p.lse.data && Slab::column_pair() == 0) *p.lse.at<float>(place.batch, place.row, head) = end.lse;
   }
@@ -88,10 +111,10 @@ struct RowStore {
   __device__ __forceinline__ void store_partial(const PackedPlace& packed, int half, const float (&o)[kOutputs],
                                                 float largest, float sum) const {
     float* const values = Partials::values(p, work.partial);
-    float* const to = values + packed.packed * kColumns + 2 * Slab::column_pair();
+    float* const to = values + packed.packed * kColumns + Columns::first();
 #pragma unroll
-    for (int j = 0; j < kColumns / 8; ++j)
-      __stcg(reinterpret_cast<float2*>(to + 8 * j), make_float2(o[4 * j + 2 * half], o[4 * j + 2 * half + 1]));
+    for (int n = 0; n < kColumns / 8; ++n)
+      __stcg(reinterpret_cast<float2*>(to + Columns::step(n)), Columns::pair(o, n, half));
     if (Slab::column_pair() == 0) {
       __stcg(Partials::largest(values) + packed.packed, largest);
       __stcg(Partials::sums(values) + packed.packed, sum);

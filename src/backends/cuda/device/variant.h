@@ -15,13 +15,14 @@ struct Variant {
   bool dropout = false, sink = false, positions = false;
   bool partial = false;  ///< leaves out in fp32
   bool split = false;    ///< leaves parts of dk and dv, or all of them, in fp32
+  bool float8 = false;   ///< reads a cache of e4m3
 
   /// True if its kernel runs a call that asks for `asked`. A feature that the call lacks costs only time.
   constexpr bool takes(const Variant& asked) const {
     const bool has_features = (scores || !asked.scores) && (dropout || !asked.dropout) && (sink || !asked.sink) &&
                               (positions || !asked.positions);
     return has_features && (sum == DqSum::kEither || sum == asked.sum) && partial == asked.partial &&
-           split == asked.split;
+           split == asked.split && float8 == asked.float8;
   }
   /// True if its kernel reads FeatureParams.
   constexpr bool has_features() const { return scores || dropout || sink || positions; }

@@ -9,7 +9,7 @@
 #include "backends/cuda/device/softcap.cuh"
 #include "backends/cuda/fragments/element_mask.cuh"
 #include "backends/cuda/fragments/softmax.cuh"
-#include "backends/cuda/sm80/common/operands.cuh"
+#include "backends/cuda/sm80/decode/cache_operands.cuh"
 #include "backends/cuda/sm80/decode/key_loader.cuh"
 
 namespace flashmask::sm80 {
@@ -49,6 +49,8 @@ class DecodeCta {
   using KTile = typename Traits::KTile;
   using VTile = typename Traits::VTile;
   using Outputs = typename Traits::Outputs;
+  using Product = typename Traits::Product;
+  static constexpr bool kFloat8 = Traits::kFloat8;
   static constexpr int kWarps = Traits::kWarps, kSteps = Traits::kQkDim / 16;
   static constexpr int kSlabRows = cuda::Slab::kRows;
 
@@ -56,6 +58,7 @@ class DecodeCta {
   struct Rows {
     Outputs o = {};
     cuda::RowState state;
+    int32_t v_exponent = 0;  ///< O is in units of this power of two, biased as a float's; of e4m3
   };
   /// Q's fragments of a warp's rows, where they stay in registers.
   using Queries = uint32_t[Traits::kQInRegisters ? kSteps : 1][4];
@@ -112,23 +115,56 @@ class DecodeCta {
   /// Copies the unit's packed rows. The rest of the last 16, and columns that are not there, are zeros.
   __device__ __forceinline__ void load_queries(const cuda::UnitPart& work) {
     constexpr int kChunks = Traits::kQkDim / cuda::RowCopy::kElements;
-    const int32_t heads = work.tile.head_count, rows = (work.count() + kSlabRows - 1) / kSlabRows * kSlabRows;
-    for (auto n = static_cast<int32_t>(threadIdx.x); n < rows * kChunks; n += Traits::kThreads) {
-      const int32_t packed = n / kChunks, chunk = n % kChunks, column = cuda::RowCopy::kElements * chunk;
-      auto* const to = reinterpret_cast<uint4*>(shared_.rows.q + chunk / 8 * QTile::kBlockBytes +
-                                                QTile::place(static_cast<uint32_t>(packed), chunk % 8u));
-      if (packed >= work.count() || column >= p_.head_dim) {
-        *to = {};
-        continue;
-      }
-      const cuda::RowPlace place(p_, work, packed / heads);
-      const auto* const from =
-          p_.q.at<const Element>(place.batch, place.row, cuda::query_head(p_, work, packed % heads));
-      if (p_.rows_aligned) {
-        *to = __ldg(reinterpret_cast<const uint4*>(from + column));
-      } else {
-        cuda::RowCopy{false}.copy_chunk(to, from + column, true);
-      }
+    const int32_t rows = (work.count() + kSlabRows - 1) / kSlabRows * kSlabRows;
+    if constexpr (kFloat8) {
+      for (int32_t packed = warp_; packed < rows; packed += kWarps) load_scaled_query(work, packed);
+    } else {
+#pragma unroll 1
+      for (auto n = static_cast<int32_t>(threadIdx.x); n < rows * kChunks; n += Traits::kThreads)
+        *query_chunk(n / kChunks, n % kChunks) = read_query(work, n / kChunks, n % kChunks);
+    }
+  }
+  __device__ __forceinline__ uint4* query_chunk(int32_t packed, int32_t chunk) const {
+    const uint32_t place = QTile::place(static_cast<uint32_t>(packed), static_cast<uint32_t>(chunk) % 8);
+    return reinterpret_cast<uint4*>(shared_.rows.q + chunk / 8 * QTile::kBlockBytes + place);
+  }
+  /// Eight columns of a packed row.
+  __device__ __forceinline__ uint4 read_query(const cuda::UnitPart& work, int32_t packed, int32_t chunk) const {
+    const int32_t heads = work.tile.head_count, column = cuda::RowCopy::kElements * chunk;
+    if (packed >= work.count() || column >= p_.head_dim) return {};
+    const cuda::RowPlace place(p_, work, packed / heads);
+    const auto* const from = p_.q.at<const Element>(place.batch, place.row, cuda::query_head(p_, work, packed % heads));
+    if (p_.rows_aligned) return __ldg(reinterpret_cast<const uint4*>(from + column));
+    uint4 elements;
+    cuda::RowCopy{false}.copy_chunk(&elements, from + column, true);
+    return elements;
+  }
+  /// Copies a row for products with e4m3, by a warp, whose lanes have eight columns each: in f16 and, so that none of
+  /// it is too small for that, times the power of two that makes its largest number 2^14 or more.
+  __device__ __forceinline__ void load_scaled_query(const cuda::UnitPart& work, int32_t packed) {
+    constexpr int32_t kLargest = 14, kMostFactor = 254;
+    const auto lane = static_cast<int32_t>(ptx::lane());
+    const uint4 elements = lane < Traits::kQkDim / 8 ? read_query(work, packed, lane) : uint4{};
+    const uint32_t words[4] = {elements.x, elements.y, elements.z, elements.w};
+    float x[8];
+    uint32_t largest = 0;
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      const auto bits = static_cast<uint16_t>(words[n / 2] >> 16 * (n % 2));
+      x[n] = static_cast<float>(reinterpret_cast<const Element&>(bits));
+      largest = max(largest, __float_as_uint(x[n]) & 0x7fffffff);
+    }
+    const auto exponent = static_cast<int32_t>(__reduce_max_sync(0xffffffff, largest) >> 23);
+    const int32_t factor = min(127 + 127 + kLargest - exponent, kMostFactor);
+    if (lane == 0) shared_.rows.q_unit[packed] = __int_as_float((254 - factor) << 23) * cuda::kE4m3Unit;
+    if (lane >= Traits::kQkDim / 8) return;
+    const float unit = __int_as_float(factor << 23);
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      const uint32_t pair = place_in_sixteen(static_cast<uint32_t>(lane) % 2 * 4 + n);
+      auto* const chunk =
+          reinterpret_cast<uint32_t*>(query_chunk(packed, lane / 2 * 2 + static_cast<int32_t>(pair) / 4));
+      chunk[pair % 4] = ptx::pack<Product>(x[2 * n] * unit, x[2 * n + 1] * unit);
     }
   }
 
@@ -159,6 +195,7 @@ class DecodeCta {
         }
       });
     }
+    if constexpr (kFloat8) finish_units(rows);
     with_place([&](const auto& own) { add_up(own, rows); });
     if (has_rows && warp_ % key_warps_ == 0) store(work, first_row, rows);
   }
@@ -166,6 +203,7 @@ class DecodeCta {
   /// Waits for the next item, and has another one loaded.
   __device__ __forceinline__ const unsigned char* next_item() {
     ptx::cp_async_wait<Traits::kSlots - 2>();
+    if (item_ % 2 == 0) loader_.put_scales();
     if (key_warps_ == kWarps) {
       __syncwarp();
     } else {
@@ -185,32 +223,37 @@ class DecodeCta {
                                              const KeyStep& step, const unsigned char* keys, const Queries& held,
                                              Rows& rows, Weights& weights) const {
     constexpr int kKeys = Place<kKeyWarps>::kKeys;
-    cuda::Accumulators<kSlabRows, kKeys> s[1] = {};
+    cuda::Accumulators<kSlabRows, kKeys> s = {};
     const RowsOfA<QTile> queries = q_rows(own.first_row());
-    const RowsOfB<KTile> columns(ptx::shared_address(keys) + static_cast<uint32_t>(own.first_key()) * KTile::kRowBytes);
-    multiply_steps<Element, kSteps>(
-        s,
-        [&](int, int n, uint32_t (&q)[4]) {
-          if constexpr (Traits::kQInRegisters) {
+    using Keys = KeyOperand<KTile, kFloat8>;
+    const Keys columns(ptx::shared_address(keys) + static_cast<uint32_t>(own.first_key()) * KTile::kRowBytes);
 #pragma unroll
-            for (int i = 0; i < 4; ++i) q[i] = held[n][i];
-          } else {
-            queries.read(0, n, q);
-          }
-        },
-        [&](int piece, int n, uint32_t (&k)[4]) { columns.read(16 * piece, n, k); });
-    change_scores(work, own, step, s[0]);
-    if (step.is_masked) visible_to(work, own).hide(s[0]);
+    for (int n = 0; n < kSteps; n += Keys::kSteps) {
+      uint32_t q[Keys::kSteps][4];
+#pragma unroll
+      for (int i = 0; i < Keys::kSteps; ++i) read_query_step(held, queries, n + i, q[i]);
+#pragma unroll
+      for (int piece = 0; piece < kKeys / 16; ++piece) {
+        uint32_t k[Keys::kSteps][4];
+        columns.read(16 * piece, n / Keys::kSteps, k);
+#pragma unroll
+        for (int i = 0; i < Keys::kSteps; ++i) multiply<Product>(s, piece, q[i], k[i]);
+      }
+    }
+    if constexpr (kFloat8) scale_scores(own, s);
+    change_scores(work, own, step, s);
+    if (step.is_masked) visible_to(work, own).hide(s);
     float factor[2];
-    const cuda::Raised raised = rows.state.raise_row_max(s[0], p_.scale_log2, p_.score_of_bit, factor);
+    const cuda::Raised raised = rows.state.raise_row_max(s, p_.scale_log2, p_.score_of_bit, factor);
     if (raised.rescale) cuda::RowState::rescale(rows.o, factor);
-    rows.state.exponentiate(s[0], 0, p_.scale_log2);
-    rows.state.exponentiate(s[0], 1, p_.scale_log2);
+    rows.state.exponentiate(s, 0, p_.scale_log2);
+    rows.state.exponentiate(s, 1, p_.scale_log2);
+    if constexpr (kFloat8) scale_weights(own, s, rows);
 #pragma unroll
     for (int n = 0; n < kKeys / 16; ++n) {
 #pragma unroll
       for (int pair = 0; pair < 4; ++pair)
-        weights[n][pair] = ptx::pack<Element>(s[0][8 * n + 2 * pair], s[0][8 * n + 2 * pair + 1]);
+        weights[n][pair] = ptx::pack<Product>(s[8 * n + 2 * pair], s[8 * n + 2 * pair + 1]);
     }
     if (raised.row_max) rows.state.refresh_limits(p_.score_of_bit);
   }
@@ -219,17 +262,75 @@ class DecodeCta {
   template <int kKeyWarps>
   __device__ __forceinline__ void add_values(const Place<kKeyWarps>& own, const unsigned char* values,
                                              const Weights& weights, Outputs& o) const {
-    const ColumnsOfB<VTile> rows(ptx::shared_address(values) +
-                                 static_cast<uint32_t>(own.first_key()) * VTile::kRowBytes);
+    using Values = ValueOperand<VTile, kFloat8>;
+    const Values rows(ptx::shared_address(values) + static_cast<uint32_t>(own.first_key()) * VTile::kRowBytes);
 #pragma unroll
     for (int n = 0; n < Place<kKeyWarps>::kKeys / 16; ++n) {
 #pragma unroll
-      for (int columns = 0; columns < Traits::kVDim / 16; ++columns) {
-        uint32_t v[4];
-        rows.read(16 * n, columns, v);
-        multiply<Element>(o, columns, weights[n], v);
+      for (int piece = 0; piece < Traits::kVDim / 16; piece += Values::kPieces) {
+        uint32_t v[Values::kPieces][4];
+        rows.read(16 * n, piece / Values::kPieces, v);
+#pragma unroll
+        for (int i = 0; i < Values::kPieces; ++i) multiply<Product>(o, piece + i, weights[n], v[i]);
       }
     }
+  }
+
+  /// Q's fragments of a step of 16 columns.
+  __device__ __forceinline__ static void read_query_step(const Queries& held, const RowsOfA<QTile>& queries, int step,
+                                                         uint32_t (&q)[4]) {
+    if constexpr (Traits::kQInRegisters) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) q[i] = held[step][i];
+    } else {
+      queries.read(0, step, q);
+    }
+  }
+
+  // --- Factors of a cache of e4m3 --------------------------------------------------------------------
+
+  __device__ __forceinline__ const auto& scales() const { return shared_.scales[key_step() % Traits::kSteps]; }
+  /// The step whose keys were waited for last.
+  __device__ __forceinline__ uint32_t key_step() const { return (item_ - 1) / 2; }
+
+  /// Makes products: rows of Q lack a power of two, keys their factors.
+  template <int kKeyWarps, int kScores>
+  __device__ __forceinline__ void scale_scores(const Place<kKeyWarps>& own, float (&s)[kScores]) const {
+    const int row = own.first_row() + cuda::Slab::row_in_eight();
+    const float unit[2] = {shared_.rows.q_unit[row], shared_.rows.q_unit[row + 8]};
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) s[i] *= unit[i / 2 % 2] * scales().k[own.first_key() + cuda::Slab::column(i)];
+  }
+  /// Multiplies weights by the values' factors, relative to a power of two of the step's, so that none is too small for
+  /// f16. O goes over to that unit.
+  template <int kKeyWarps, int kScores>
+  __device__ __forceinline__ void scale_weights(const Place<kKeyWarps>& own, float (&s)[kScores], Rows& rows) const {
+    if (!p_.v_scale.data) return;
+    const float* const factors = scales().v + own.first_key();
+    const uint32_t lane = ptx::lane();
+    uint32_t largest = 0;
+#pragma unroll
+    for (uint32_t n = 0; n < Place<kKeyWarps>::kKeys; n += 32)
+      largest = max(largest, __float_as_uint(factors[(n + lane) % Place<kKeyWarps>::kKeys]) & 0x7fffffff);
+    // Units go down by at most 2^100 at a time, so that O stays finite.
+    constexpr int32_t kMostDown = 100, kLeast = 1, kMost = 253;
+    const auto own_exponent = static_cast<int32_t>(__reduce_max_sync(0xffffffff, largest) >> 23);
+    const int32_t exponent = min(max(max(own_exponent, rows.v_exponent - kMostDown), kLeast), kMost);
+    if (exponent != rows.v_exponent) {
+      const float factor = __int_as_float(min(max(rows.v_exponent - exponent + 127, 0), 254) << 23);
+#pragma unroll
+      for (float& x : rows.o) x *= factor;
+      rows.v_exponent = exponent;
+    }
+    const float inverse = __int_as_float((254 - exponent) << 23);
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) s[i] *= factors[cuda::Slab::column(i)] * inverse;
+  }
+  /// Gives O its unit.
+  __device__ __forceinline__ void finish_units(Rows& rows) const {
+    const float unit = (p_.v_scale.data ? __int_as_float(rows.v_exponent << 23) : 1.f) * cuda::kE4m3Unit;
+#pragma unroll
+    for (float& x : rows.o) x *= unit;
   }
 
   /// The place of one of this thread's two rows in the warp's, from first_row on.
@@ -243,7 +344,7 @@ class DecodeCta {
   template <int kKeyWarps, int kScores>
   __device__ __forceinline__ void change_scores(const cuda::UnitPart& work, const Place<kKeyWarps>& own,
                                                 const KeyStep& step, float (&s)[kScores]) const {
-    if (p_.softcap.is_set()) cuda::apply_softcap<Element>(s, p_.softcap.factor);
+    if (p_.softcap.is_set()) cuda::apply_softcap<Product>(s, p_.softcap.factor);
     if (!p_.alibi.is_set()) return;
     cuda::apply_alibi(
         p_, work, [&](int half) { return place_of(work, own.first_row(), half); },
@@ -341,7 +442,8 @@ class DecodeCta {
       const float largest = rows.state.row_max[half] * p_.scale_log2, sum = cuda::quad_sum(rows.state.sum[half]);
       const cuda::PackedPlace place = place_of(work, first_row, half);
       if (place.row < 0) continue;
-      cuda::RowStore<Element, Traits::kVDim>{p_, work}.store(place, half, rows.o, largest, sum);
+      cuda::RowStore<Element, Traits::kVDim, typename Traits::Columns>{p_, work}.store(place, half, rows.o, largest,
+                                                                                       sum);
     }
   }
   /// Merges the unit's partial results if this one is the last.

@@ -45,7 +45,9 @@ const DecodeTile* tile_of(int64_t head_dim, int64_t head_dim_v, int kilobytes) {
   return chosen;
 }
 
-const DecodeKernel& kernel_of(DataType dtype, const DecodeTile& tile) { return *table_of(dtype).find(tile, {}); }
+const DecodeKernel& kernel_of(DataType dtype, const DecodeTile& tile, bool float8 = false) {
+  return *table_of(dtype).find(tile, {.float8 = float8});
+}
 
 /// CTAs that a multiprocessor of the device holds.
 int resident_ctas(const cuda::DeviceProperties& device, const DecodeKernel& kernel) {
@@ -54,7 +56,8 @@ int resident_ctas(const cuda::DeviceProperties& device, const DecodeKernel& kern
   return std::min(DecodeTile::kMostCtas, bytes / (kernel.compiled.shared_bytes + kReservedBytes));
 }
 
-/// Places of a tile's kernels, which take the same shared memory for both element types.
+/// Places of a tile's kernels. Plans, which do not know a cache's type, serve all of them: a cache of e4m3 takes no
+/// more shared memory than others.
 cuda::WorkPlaces places_of(const Device& device, const DecodeTile& tile) {
   const cuda::DeviceProperties& properties = cuda::device(device.index);
   const int ctas = resident_ctas(properties, kernel_of(DataType::kBFloat16, tile));
@@ -86,7 +89,7 @@ struct DecodeCall {
 
  private:
   DecodeCall(const CachedProblem& p, const DecodeTile& tile)
-      : kernel(kernel_of(p.dtype, tile)), work_places(places_of(p.device, tile)) {}
+      : kernel(kernel_of(p.dtype, tile, p.cache_dtype != p.dtype)), work_places(places_of(p.device, tile)) {}
 
   void launch(const CachedProblem& p, std::byte* workspace) const {
     const cuda::DeviceGuard guard(p.device.index);

@@ -7,7 +7,7 @@
 namespace flashmask::sm80 {
 
 /// A decode kernel: __global__ void (cuda::CachedParams). The build makes a definition from instance.cu.in for each
-/// element type and row of kDecodeTiles.
+/// element type, row of kDecodeTiles and variant.
 template <DataType dtype, int head_dim, int head_dim_v, int kilobytes, int variant>
 cuda::CompiledKernel decode_kernel();
 

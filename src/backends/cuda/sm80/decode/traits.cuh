@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "backends/cuda/cache/live_blocks.cuh"
+#include "backends/cuda/cache/packed_rows.cuh"
 #include "backends/cuda/cache/unit_walk.cuh"
 #include "backends/cuda/fragments/fragments.cuh"
 #include "backends/cuda/sm80/common/shared_tile.cuh"
@@ -11,26 +13,32 @@
 
 namespace flashmask::sm80 {
 
-/// One configuration of the decode kernel: an element type and a row of kDecodeTiles.
-template <typename Element_, int kHeadDim, int kHeadDimV, int kKilobytes>
+/// One configuration of the decode kernel: an element type, a row of kDecodeTiles, and a variant.
+template <typename Element_, int kHeadDim, int kHeadDimV, int kKilobytes, cuda::Variant variant>
 struct DecodeTraits {
   using Element = Element_;
+  /// A cache of e4m3 has products in f16, which holds all of its numbers.
+  static constexpr bool kFloat8 = variant.float8;
+  using Product = std::conditional_t<kFloat8, __half, Element>;
+  using Stored = std::conditional_t<kFloat8, uint8_t, Element>;
+  using Columns = std::conditional_t<kFloat8, cuda::InterleavedColumns, cuda::NaturalColumns>;
   static constexpr DecodeTile kTile = find_tile(kDecodeTiles, kHeadDim, kHeadDimV, kKilobytes);
   static constexpr int kQkDim = kHeadDim, kVDim = kHeadDimV;
-  static_assert(kQkDim % 64 == 0 && kVDim % 64 == 0, "a quarter of a warp copies 64 columns");
+  static_assert(kQkDim % 64 == 0 && kVDim % 64 == 0, "a steps and pieces of e4m3 are of 32 columns");
   static constexpr int kRows = cuda::kPackedRows, kKeys = 64;
   static constexpr int kWarps = 4, kThreads = 32 * kWarps;
   static constexpr int kLoadedKeys = kKeys / kWarps;  ///< each warp loads so many of a step
-  static constexpr int kSlots = kTile.slots;
+  static constexpr int kSlots = kFloat8 ? kTile.float8_slots : kTile.slots;
   static_assert(kSlots >= 2 && (kSlots & (kSlots - 1)) == 0);
   /// Steps that are being read or loaded, and one more, whose place in the cache is looked up.
   static constexpr int kSteps = kSlots < 4 ? 4 : kSlots;
   /// True if O and S leave enough registers for a warp's rows of Q.
   static constexpr bool kQInRegisters = kQkDim <= 128;
 
-  using QTile = SharedTile<Element, kRows, kQkDim>;
-  using KTile = SharedTile<Element, kKeys, kQkDim>;
-  using VTile = SharedTile<Element, kKeys, kVDim>;
+  using QTile = SharedTile<Product, kRows, kQkDim>;
+  /// Numbers of e4m3 lie two and two where one of 16 bits would.
+  using KTile = SharedTile<Product, kKeys, kQkDim / (kFloat8 ? 2 : 1)>;
+  using VTile = SharedTile<Product, kKeys, kVDim / (kFloat8 ? 2 : 1)>;
   static constexpr int kSlotBytes = KTile::kBytes > VTile::kBytes ? KTile::kBytes : VTile::kBytes;
   using Outputs = cuda::Accumulators<16, kVDim>;
 };
@@ -117,8 +125,9 @@ template <typename Traits>
 struct DecodeShared {
   struct Rows {
     alignas(128) unsigned char q[Traits::QTile::kBytes];
-    uint16_t visible[Traits::kRows][Traits::kWarps];  ///< by row of the tile, not by packed row, and 16 keys
-    int32_t key_positions[Traits::kKeys];             ///< if ALiBi needs them
+    uint16_t visible[Traits::kRows][Traits::kWarps];    ///< by row of the tile, not by packed row, and 16 keys
+    int32_t key_positions[Traits::kKeys];               ///< if ALiBi needs them
+    float q_unit[Traits::kFloat8 ? Traits::kRows : 1];  ///< a power of two: what a row's products lack
   };
   /// One state of a warp's rows: what lane l has is in column l.
   using WarpState = float[Traits::kVDim / 2 + 4][32];
@@ -133,6 +142,11 @@ struct DecodeShared {
   /// Each warp's own, so that none waits for another; what lanes share costs no registers here.
   StepWalk walks[Traits::kWarps];
   KeyStep steps[Traits::kWarps][Traits::kSteps];
+  /// The factors of keys and values of e4m3.
+  struct Scales {
+    float k[Traits::kKeys], v[Traits::kKeys];
+  };
+  Scales scales[Traits::kFloat8 ? Traits::kSteps : 1];
 };
 
 }  // namespace flashmask::sm80
