@@ -58,7 +58,8 @@ class DecodeCta {
   struct Rows {
     Outputs o = {};
     cuda::RowState state;
-    int32_t v_exponent = 0;  ///< O is in units of this power of two, biased as a float's; of e4m3
+    /// Powers of two, biased as exponents of floats: the unit of O over a cache of e4m3, and the largest that it was.
+    int32_t v_exponent = 0, most_v_exponent = 0;
   };
   /// Q's fragments of a warp's rows, where they stay in registers.
   using Queries = uint32_t[Traits::kQInRegisters ? kSteps : 1][4];
@@ -312,10 +313,11 @@ class DecodeCta {
 #pragma unroll
     for (uint32_t n = 0; n < Place<kKeyWarps>::kKeys; n += 32)
       largest = max(largest, __float_as_uint(factors[(n + lane) % Place<kKeyWarps>::kKeys]) & 0x7fffffff);
-    // Units go down by at most 2^100 at a time, so that O stays finite.
-    constexpr int32_t kMostDown = 100, kLeast = 1, kMost = 253;
+    // Units stay near the largest, so that O stays finite.
+    constexpr int32_t kMostDown = 60, kLeast = 1, kMost = 253;
     const auto own_exponent = static_cast<int32_t>(__reduce_max_sync(0xffffffff, largest) >> 23);
-    const int32_t exponent = min(max(max(own_exponent, rows.v_exponent - kMostDown), kLeast), kMost);
+    rows.most_v_exponent = max(rows.most_v_exponent, own_exponent);
+    const int32_t exponent = min(max(max(own_exponent, rows.most_v_exponent - kMostDown), kLeast), kMost);
     if (exponent != rows.v_exponent) {
       const float factor = __int_as_float(min(max(rows.v_exponent - exponent + 127, 0), 254) << 23);
 #pragma unroll
