@@ -200,7 +200,7 @@ void cached_plan_build(const Tensor& plan, const Tensor& plan_state, FLASHMASK_C
 
 void append_kv(const Tensor& k_rows, const Tensor& v_rows, FLASHMASK_CACHE_PARAMETERS, const OptionalTensor& cu_seqlens,
                const OptionalTensor& slots, const OptionalTensor& bounds, const OptionalTensor& mask_bounds,
-               bool causal, bool keys_in_pages) {
+               bool causal, bool keys_in_pages, bool write_scales) {
   const Place place = place_of(k_rows);
   const Call call(place, "k");
   const fm_kv_cache cache = CacheArguments{FLASHMASK_CACHE_ARGUMENTS}.read(call);
@@ -209,6 +209,7 @@ void append_kv(const Tensor& k_rows, const Tensor& v_rows, FLASHMASK_CACHE_PARAM
       SequenceMaskArguments{causal, -1, -1, keys_in_pages, mask_bounds, none, none, none, none, none, none}.read(call);
   fm_append_args args{};
   args.struct_size = sizeof(args);
+  args.flags = flag_if(write_scales, FM_WRITE_SCALES);
   args.k = call(k_rows, "k");
   args.v = call(v_rows, "v");
   args.cu_seqlens = call(cu_seqlens, "cu_seqlens");

@@ -45,9 +45,8 @@ constexpr const char* kBuildMask =
     "device) "
     "-> (Tensor bounds, Tensor order, Tensor unfit, Tensor positions)";
 
-#define FLASHMASK_TABLES                                                                                      \
-  "Tensor? page_table, Tensor? page_indptr, Tensor? page_indices, Tensor? seqlens, Tensor? k_scale, Tensor? " \
-  "v_scale, "
+#define FLASHMASK_PAGES "Tensor? page_table, Tensor? page_indptr, Tensor? page_indices, Tensor? seqlens, "
+#define FLASHMASK_TABLES FLASHMASK_PAGES "Tensor? k_scale, Tensor? v_scale, "
 #define FLASHMASK_SEQUENCE_MASK                                                                              \
   "Tensor? cu_seqlens_q, bool causal, SymInt window_left, SymInt window_right, bool keys_in_pages, Tensor? " \
   "bounds, Tensor? tail, Tensor? tail_lens, Tensor? tail_depth, Tensor? q_pos, Tensor? k_pos, Tensor? block_mask, "
@@ -69,9 +68,9 @@ constexpr const char* kCachedPlanBuild =
     "v, " FLASHMASK_TABLES FLASHMASK_SEQUENCE_MASK "bool batch_invariant, SymInt split_size, SymInt rows) -> ()";
 /// bounds: of the rows; mask_bounds: of the cache.
 constexpr const char* kAppendKv =
-    "append_kv(Tensor k_rows, Tensor v_rows, Tensor(a!) k, Tensor(b!) v, " FLASHMASK_TABLES
-    "Tensor? cu_seqlens, Tensor? slots, Tensor? bounds, Tensor(c!)? mask_bounds, bool causal, bool keys_in_pages) -> "
-    "()";
+    "append_kv(Tensor k_rows, Tensor v_rows, Tensor(a!) k, Tensor(b!) v, " FLASHMASK_PAGES
+    "Tensor(c!)? k_scale, Tensor(d!)? v_scale, Tensor? cu_seqlens, Tensor? slots, Tensor? bounds, Tensor(e!)? "
+    "mask_bounds, bool causal, bool keys_in_pages, bool write_scales) -> ()";
 
 #undef FLASHMASK_CACHED_OPTIONS
 #undef FLASHMASK_GIVEN_NUMBER
@@ -79,6 +78,7 @@ constexpr const char* kAppendKv =
 #undef FLASHMASK_NONE
 #undef FLASHMASK_SEQUENCE_MASK
 #undef FLASHMASK_TABLES
+#undef FLASHMASK_PAGES
 #undef FLASHMASK_BACKWARD_INPUTS
 #undef FLASHMASK_OPTIONS
 #undef FLASHMASK_FLAG

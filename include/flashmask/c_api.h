@@ -336,7 +336,8 @@ FLASHMASK_API fm_status fm_backward(const fm_backward_args* args, void* workspac
 
 typedef enum fm_cache_flags {
   FM_BATCH_INVARIANT = 1u << 5, /* fm_cached_args, fm_cached_plan: a request's bits do not depend on the batch */
-  FM_KEYS_IN_PAGES = 1u << 6    /* fm_sequence_mask: bounds and k_pos lie beside the pages, not by sequences */
+  FM_KEYS_IN_PAGES = 1u << 6,   /* fm_sequence_mask: bounds and k_pos lie beside the pages, not by sequences */
+  FM_WRITE_SCALES = 1u << 7     /* fm_append_args: a new token's scales, too; AppendArgs in kv_cache.h */
 } fm_cache_flags;
 
 /* KvCacheView. page_table, or page_indptr and page_indices, or none of them: contiguous. */
@@ -389,7 +390,7 @@ typedef struct fm_cached_args {
 /* AppendArgs. */
 typedef struct fm_append_args {
   uint32_t struct_size;
-  uint32_t reserved;
+  uint32_t flags; /* FM_WRITE_SCALES */
   fm_tensor k, v, cu_seqlens, slots, bounds;
   const fm_kv_cache* cache;
   const fm_sequence_mask* mask; /* NULL: there are no bounds to write */

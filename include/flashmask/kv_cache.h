@@ -153,9 +153,13 @@ struct AppendArgs {
   TensorView bounds{};
   KvCacheView cache;
   SequenceMaskView mask{};
+  /// Writes the cache's scales, too, which have to be there, one for each token or each token and head: the largest
+  /// magnitude of a new token's numbers, over its heads where they share a scale, over 448, the largest of e4m3; 1 for
+  /// a token of zeros.
+  bool write_scales = false;
 };
 /// Writes rows into the cache: in the cache's dtype, rounded to nearest even; float8 after division by the scales, the
-/// largest magnitude for all beyond it.
+/// largest magnitude for all beyond it. NaN stays NaN, and does not count for a scale.
 FLASHMASK_API void append_kv(const AppendArgs& args, const Options& options = {});
 
 /// Throws kInvalidArgument naming the first request and value that a call would clamp, or read as zeros: lengths,

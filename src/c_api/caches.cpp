@@ -130,14 +130,15 @@ fm_status fm_append_kv(const fm_append_args* args, const fm_options* options) {
   return guarded([&] {
     const CallOptions call(options);
     const auto c = read_struct(args, "args");
-    if (c.reserved) throw_unsupported("args->reserved is ", c.reserved, "; it must be zero");
+    check_flags(c.flags, FM_WRITE_SCALES, "args");
     append_kv({.k = tensor(c.k, "k", call.device),
                .v = tensor(c.v, "v", call.device),
                .cu_seqlens = tensor(c.cu_seqlens, "cu_seqlens", call.device),
                .slots = tensor(c.slots, "slots", call.device),
                .bounds = tensor(c.bounds, "bounds", call.device),
                .cache = read_cache(c.cache, call.device),
-               .mask = read_sequence_mask(c.mask, call.device)},
+               .mask = read_sequence_mask(c.mask, call.device),
+               .write_scales = (c.flags & FM_WRITE_SCALES) != 0},
               call.options);
   });
 }

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "cache/sequence.h"
+#include "cache/token_scale.h"
 #include "call/backend.h"
 #include "common/element.h"
 
@@ -28,14 +29,30 @@ struct NewRow {
   }
 };
 
+int64_t scale_offset(const TensorView& scale, const KeyPlace& at, int64_t hk) {
+  return at.page * scale.stride[0] + at.slot * scale.stride[1] + hk * scale.stride[2];
+}
 double scale_at(const TensorView& scale, const KeyPlace& at, int64_t hk) {
-  return scale.defined()
-             ? load_element(scale, at.page * scale.stride[0] + at.slot * scale.stride[1] + hk * scale.stride[2])
-             : 1.0;
+  return scale.defined() ? load_element(scale, scale_offset(scale, at, hk)) : 1.0;
+}
+
+/// Writes the scales of a token.
+void write_scales(const TensorView& from, const NewRow& row, const TensorView& to, const TensorView& scale,
+                  const KeyPlace& at) {
+  const int64_t heads = to.shape[2], sharing = scale.stride[2] == 0 ? heads : 1;
+  for (int64_t first = 0; first < heads; first += sharing) {
+    double largest = 0;
+    for (int64_t h = first; h < first + sharing; ++h) {
+      for (int64_t c = 0; c < to.shape[3]; ++c)
+        largest = std::fmax(largest, std::fabs(load_element(from, row.at(from, h, c))));
+    }
+    static_cast<float*>(scale.data)[scale_offset(scale, at, first)] = token_scale(largest);
+  }
 }
 
 void write_heads(const TensorView& from, const NewRow& row, const TensorView& to, const TensorView& scale,
-                 const KeyPlace& at) {
+                 const KeyPlace& at, bool writes_scales) {
+  if (writes_scales) write_scales(from, row, to, scale, at);
   TensorView typed = to;
   if (typed.dtype == DataType::kUInt8) typed.dtype = DataType::kFloat8E4M3;
   for (int64_t h = 0; h < to.shape[2]; ++h) {
@@ -61,8 +78,8 @@ void write_bounds(const AppendProblem& a, const NewRow& row, int64_t b, int64_t 
 
 void write_row(const AppendProblem& a, const NewRow& row, int64_t b, int64_t j, const KeyPlace& at) {
   if (at.page < 0 || at.page >= a.call.pages) return;
-  write_heads(a.k, row, a.call.cache.k, a.call.cache.k_scale, at);
-  write_heads(a.v, row, a.call.cache.v, a.call.cache.v_scale, at);
+  write_heads(a.k, row, a.call.cache.k, a.call.cache.k_scale, at, a.write_scales);
+  write_heads(a.v, row, a.call.cache.v, a.call.cache.v_scale, at, a.write_scales);
   if (a.bounds.defined()) write_bounds(a, row, b, j, at);
 }
 

@@ -66,6 +66,7 @@ inline int64_t cached_lse_offset(const CachedProblem& p, int64_t b, const Reques
 struct AppendProblem {
   CachedProblem call;  ///< its q is k's rows; out, lse and the options are not there
   TensorView k, v, slots, bounds;
+  bool write_scales = false;
 };
 
 }  // namespace flashmask

@@ -242,8 +242,10 @@ def test_appending():
     last = call.table[:, (KEYS - 1) // PAGE_SIZE], (KEYS - 1) % PAGE_SIZE
     assert (call.k[last] == 2).all() and (call.v[last] == 3).all()
     assert (call.k == 2).sum() == k.size
-    args.reserved = 1
-    refused(lib.fm_append_kv(C.byref(args), None), capi.UNSUPPORTED, "args->reserved is 1")
+    args.flags = capi.KEYS_IN_PAGES
+    refused(lib.fm_append_kv(C.byref(args), None), capi.UNSUPPORTED, "args->flags")
+    args.flags = capi.WRITE_SCALES
+    refused(lib.fm_append_kv(C.byref(args), None), capi.INVALID_ARGUMENT, "write_scales is set and k_scale is absent")
 
 
 def test_slots_leave_alone_the_bounds_of_sequences():

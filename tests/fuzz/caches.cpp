@@ -155,7 +155,7 @@ void DrawnCaches::change(ByteReader& bytes) {
   int64_t* const numbers[] = {&mask.window_left, &mask.window_right, &args.split_size,     &plan.max_batch,
                               &plan.max_rows,    &plan.max_keys,     &plan.max_total_keys, &plan.heads_q,
                               &plan.heads_kv,    &plan.split_size};
-  uint32_t* const flags[] = {&mask.flags, &args.flags, &plan.flags, &cache.reserved, &append.reserved};
+  uint32_t* const flags[] = {&mask.flags, &args.flags, &plan.flags, &cache.reserved, &append.flags};
   if (what < 12) return change_tensor(bytes, tensors);
   if (what < 16) {
     uint32_t& size = *sizes[what - 12];

@@ -561,8 +561,9 @@ class DrawnAppend {
     args.v = draw_elements(v_, has_three, random_.integer(1, 70));
     args.cache.k = new_cache(cache_k_, args.k);
     args.cache.v = new_cache(cache_v_, args.v);
-    if (is_float8_ && random_.flip()) args.cache.k_scale = draw_scale(k_scale_);
-    if (is_float8_ && random_.flip()) args.cache.v_scale = draw_scale(v_scale_);
+    args.write_scales = is_float8_ && one_in(random_, 3);
+    if (is_float8_ && (args.write_scales || random_.flip())) args.cache.k_scale = draw_scale(k_scale_);
+    if (is_float8_ && (args.write_scales || random_.flip())) args.cache.v_scale = draw_scale(v_scale_);
     append_kv(args);
   }
 
@@ -570,7 +571,8 @@ class DrawnAppend {
 
   bool operator==(const DrawnAppend& other) const {
     return cache_k_.bytes == other.cache_k_.bytes && cache_v_.bytes == other.cache_v_.bytes &&
-           mask_bounds_.bytes == other.mask_bounds_.bytes;
+           mask_bounds_.bytes == other.mask_bounds_.bytes && k_scale_.bytes == other.k_scale_.bytes &&
+           v_scale_.bytes == other.v_scale_.bytes;
   }
   /// True if something was written.
   bool has_written() const {
@@ -689,7 +691,7 @@ class DrawnAppend {
   }
   /// Scales of the tensor, of pages, of tokens, of heads, or of all of these.
   TensorView draw_scale(Storage& to) {
-    const int64_t kind = random_.integer(0, 4);
+    const int64_t kind = args.write_scales ? one_of(random_, {2, 4}) : random_.integer(0, 4);
     const DataType dtype = DataType::kFloat32;
     to = kind == 0   ? Storage(dtype, {1})
          : kind == 1 ? Storage(dtype, {pages_, 1, 1})

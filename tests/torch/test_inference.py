@@ -2,6 +2,7 @@
 """Attention over KV caches against dense attention in float64, and what the functions refuse."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -239,6 +240,35 @@ def test_float8_with_scales():
         KvCache(cache.k.to(torch.float8_e5m2), cache.v)
 
 
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_appending_writes_scales(heads, dtype):
+    """Tokens come with scales of their own: their largest number becomes 448."""
+    pages = torch.zeros(2, 3, 16, 2, 32, dtype=torch.float8_e4m3fn)
+    scales = torch.full((2, 3, 16, heads), -1.0)
+    cache = KvCache(*pages, torch.tensor([[2, 0]]).int(), torch.tensor([20]).int(), *scales)
+    k, v = (torch.randn(1, 20, 2, 32).mul(torch.logspace(-4, 3, 20).view(1, 20, 1, 1)).to(dtype) for _ in range(2))
+    k[0, 3] = 0
+    k[0, 5, 0, 7] = math.nan
+    append_kv(k, v, cache, write_scales=True)
+    written = torch.cat([torch.tensor([2]).repeat(16), torch.tensor([0]).repeat(4)]), torch.arange(20) % 16
+    for x, stored, scale in zip((k, v), pages, scales):
+        largest = x[0].float().abs().nan_to_num(0).amax(-1)
+        largest = largest.amax(-1, keepdim=True) if heads == 1 else largest
+        want = torch.where(largest > 0, largest / 448, 1)
+        torch.testing.assert_close(scale[written], want, rtol=1e-7, atol=0)
+        number = stored[written].float() * want[..., None]
+        torch.testing.assert_close(number, x[0].float(), rtol=2**-4, atol=2e-5, equal_nan=True)
+        assert (stored[written].float().abs().nan_to_num(0).amax((-1, -2)) == 448)[[0, 1, 2, *range(6, 20)]].all()
+    assert (scales[:, 1] == -1).all() and (scales[:, 0, 4:] == -1).all()
+    plain = KvCache(cache.k, cache.v, cache.page_table, cache.seqlens, 1.0, scales[1])
+    with pytest.raises(ValueError, match="k_scale is shared by tokens; it must be float32 .3, 16, 1 or 2."):
+        append_kv(k, v, plain, write_scales=True)
+    plain = KvCache(cache.k, cache.v, cache.page_table, cache.seqlens, scales[0])
+    with pytest.raises(ValueError, match="write_scales is set and v_scale is absent"):
+        append_kv(k, v, plain, write_scales=True)
+
+
 def test_appending_is_what_was_there():
     """Token by token, in chunks and by slots; a chunk's rows see what those of one prefill do."""
     batch = draw([37, 21], [37, 21])
@@ -465,7 +495,7 @@ def test_opcheck():
     arguments = (out, None, q, *operands, None, *mask, None, 0.0, None, None, False, 1024, None, None, "auto", 0)
     torch.library.opcheck(torch.ops.flashmask.cached_forward, arguments, test_utils=tests)
     rows = torch.randn(2, 1, 2, 32)
-    arguments = (rows, rows, *operands, None, None, None, None, True, False)
+    arguments = (rows, rows, *operands, None, None, None, None, True, False, False)
     torch.library.opcheck(torch.ops.flashmask.append_kv, arguments, test_utils=tests)
 
 

@@ -175,7 +175,7 @@ def test_opcheck_in_full(q, cache, rows):
     torch.library.opcheck(
         ops.cached_plan_build, (plan.buffer, plan.state, *cache.operands(), None, *mask, False, 1024, 2)
     )
-    torch.library.opcheck(ops.append_kv, (rows, rows, *cache.operands(), None, None, None, None, True, False))
+    torch.library.opcheck(ops.append_kv, (rows, rows, *cache.operands(), None, None, None, None, True, False, False))
 
 
 def test_compiled_code_updates_a_plan_and_calls_with_it(q, cache):

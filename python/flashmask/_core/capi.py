@@ -39,6 +39,7 @@ __all__ = [
     "UINT8",
     "UNREPRESENTABLE",
     "UNSUPPORTED",
+    "WRITE_SCALES",
     "AppendArgs",
     "BackwardArgs",
     "CachedArgs",
@@ -79,7 +80,9 @@ except ImportError:  # the structs do without
 AnyStruct = TypeVar("AnyStruct", bound=C.Structure)
 
 FLOAT32, FLOAT64, BFLOAT16, FLOAT16, INT32, BOOL, UINT8, INT64, FLOAT8_E4M3 = range(1, 10)
-DETERMINISTIC, CAUSAL, HAS_Q_OFFSET, HAS_WINDOW, HAS_SCALE, BATCH_INVARIANT, KEYS_IN_PAGES = 1, 2, 4, 8, 16, 32, 64
+DETERMINISTIC, CAUSAL, HAS_Q_OFFSET, HAS_WINDOW, HAS_SCALE, BATCH_INVARIANT, KEYS_IN_PAGES, WRITE_SCALES = (
+    1 << n for n in range(8)
+)
 OK, INVALID_ARGUMENT, UNSUPPORTED, UNREPRESENTABLE, NO_DEVICE, OUT_OF_MEMORY, INTERNAL = range(7)
 DEVICE_CPU = 0
 # By their names, which all libraries of arrays share.
@@ -255,7 +258,7 @@ class CachedArgs(C.Structure):
 class AppendArgs(C.Structure):
     _fields_ = [
         ("struct_size", C.c_uint32),
-        ("reserved", C.c_uint32),
+        ("flags", C.c_uint32),
         *((n, Tensor) for n in "k v cu_seqlens slots bounds".split()),
         ("cache", C.POINTER(KvCache)),
         ("mask", C.POINTER(SequenceMask)),

@@ -77,6 +77,7 @@ def append_kv(
     slots: Array | None = None,
     bounds: Array | None = None,
     mask: SequenceMask | None = None,
+    write_scales: bool = False,
 ) -> None:
     """Writes new tokens into a cache, in its dtype; float8 after division by its scales.
 
@@ -86,6 +87,8 @@ def append_kv(
     slots: int32 or int64, [rows] or [batch, m]: page * page_size + slot of each row, in place of seqlens; -1, and what
         is no slot, is skipped.
     bounds: int32 [.., 1 or heads_kv, n], of k's first dimensions: each row's vectors, for mask.bounds.
+    write_scales: writes cache.k_scale and v_scale, too, which have to be float32 [pages, page_size, 1 or heads_kv]: the
+        largest magnitude of a new token's numbers, over its heads where they share a scale, over 448; 1 for zeros.
 
     Raises TypeError or ValueError if an argument is wrong.
     """
@@ -96,7 +99,8 @@ def append_kv(
     if mask is not None:
         batch = k.shape[0] if k.ndim == 4 else None if cu_seqlens is None else cu_seqlens.size - 1
         args.mask = _checked("mask", mask, SequenceMask).struct(cache, batch)
-    _check_writable(cache, mask if bounds is not None else None)
+    args.flags = capi.WRITE_SCALES if arguments.flag("write_scales", write_scales) else 0
+    _check_writable(cache, mask if bounds is not None else None, write_scales)
     capi.check(capi.load().fm_append_kv(C.byref(args), None))
 
 
@@ -117,11 +121,13 @@ def _described(arrays: dict[str, Array]) -> dict[str, capi.Tensor]:
     return {name: Numpy.array(x).described(name) for name, x in arrays.items()}
 
 
-def _check_writable(cache: KvCache, mask: SequenceMask | None) -> None:
+def _check_writable(cache: KvCache, mask: SequenceMask | None, scales: bool) -> None:
     """ValueError naming the first array that is written to and must not be."""
-    targets = {"cache.k": cache.k, "cache.v": cache.v, "mask.bounds": mask.bounds if mask else None}
+    targets: dict[str, Any] = {"cache.k": cache.k, "cache.v": cache.v, "mask.bounds": mask.bounds if mask else None}
+    if scales:
+        targets |= {"cache.k_scale": cache.k_scale, "cache.v_scale": cache.v_scale}
     for name, x in targets.items():
-        if x is not None and not x.flags.writeable:
+        if isinstance(x, np.ndarray) and not x.flags.writeable:
             raise ValueError(f"{name} is read-only; append_kv writes to it")
 
 

@@ -283,6 +283,7 @@ def append_kv(
     slots: torch.Tensor | None = None,
     bounds: torch.Tensor | None = None,
     mask: SequenceMask | None = None,
+    write_scales: bool = False,
 ) -> None:
     """Writes new tokens into a cache, in its dtype; float8 after division by its scales.
 
@@ -293,6 +294,8 @@ def append_kv(
     slots: int32 or int64, [rows] or [batch, m]: page * page_size + slot of each row, in place of seqlens; -1, and what
         is no slot, is skipped.
     bounds: int32 [.., 1 or heads_kv, n], of k's first dimensions: each row's vectors, written to mask.bounds.
+    write_scales: writes cache.k_scale and v_scale, too, which have to be float32 [pages, page_size, 1 or heads_kv]: the
+        largest magnitude of a new token's numbers, over its heads where they share a scale, over 448; 1 for zeros.
 
     Raises TypeError or ValueError if an argument is wrong, RuntimeError where gradients are on and k, v or the cache
     requires one.
@@ -308,9 +311,10 @@ def append_kv(
     if bounds is not None and mask is not None:
         batch = k.shape[0] if k.ndim == 4 else None if cu_seqlens is None else cu_seqlens.shape[0] - 1
         target, causal, in_pages = mask.bounds, mask.causal, mask.layout_for(cache, batch) == "pages"
-    rest = (cu_seqlens, slots, bounds, target, causal, in_pages)
+    rest = (cu_seqlens, slots, bounds, target, causal, in_pages, arguments.flag("write_scales", write_scales))
     ops.call(_append, k, v, *operands, *rest, entry=_enter_append)
-    _note_writes([cache.k, cache.v] if target is None else [cache.k, cache.v, target])
+    scales = operands[-2:] if write_scales else ()
+    _note_writes([x for x in (cache.k, cache.v, target, *scales) if x is not None])
 
 
 def explain(

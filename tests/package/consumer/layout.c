@@ -224,7 +224,7 @@ AT(fm_cached_args, plan, 416);
 ENDS_WITH(fm_cached_args, plan);
 
 AT(fm_append_args, struct_size, 0);
-AT(fm_append_args, reserved, 4);
+AT(fm_append_args, flags, 4);
 AT(fm_append_args, k, 8);
 AT(fm_append_args, v, 104);
 AT(fm_append_args, cu_seqlens, 200);

@@ -8,6 +8,7 @@
 #include "backends/cuda/device/launch_overlap.cuh"
 #include "backends/cuda/host/kernel_info.h"
 #include "backends/cuda/host/launch_chain.h"
+#include "cache/token_scale.h"
 #include "call/sequence_view.h"
 #include "common/arithmetic.h"
 #include "common/message.h"
@@ -26,9 +27,15 @@ struct NewRows {
 struct Stored {
   void* data;
   int64_t page_stride, slot_stride, head_stride;
-  const float* scale;
+  float* scale;
   int64_t scale_strides[3];
   int32_t columns;
+
+  __device__ float* scale_at(const KeyPlace& at, int64_t head) const {
+    return scale + at.page * scale_strides[0] + at.slot * scale_strides[1] + head * scale_strides[2];
+  }
+  /// True if all heads of a token have one scale.
+  __device__ bool heads_share() const { return scale_strides[2] == 0; }
 };
 
 }  // namespace
@@ -42,6 +49,7 @@ struct AppendParams {
   int64_t slots_batch_stride, slots_row_stride;
   bool slots_are_long;
   int32_t heads, bound_heads;
+  bool write_scales;
 };
 
 namespace {
@@ -94,16 +102,46 @@ __device__ __forceinline__ void convert(From x, double scale, __nv_fp8_storage_t
   to = __nv_cvt_double_to_fp8(static_cast<double>(quotient), __NV_SATFINITE, __NV_E4M3);
 }
 
+template <typename From>
+__device__ const From* new_row(const NewRows& rows, const Placed& row, int64_t head) {
+  return static_cast<const From*>(rows.data) + row.batch * rows.batch_stride + row.row * rows.row_stride +
+         head * rows.head_stride;
+}
+
+/// Writes the scale of a head of a token, by a warp, and returns it. Each head finds the largest number of all that
+/// share the scale, and the first one writes.
+template <typename From>
+__device__ float write_scale(const NewRows& rows, const Stored& stored, const Placed& row, int64_t head,
+                             int32_t heads) {
+  const bool share = stored.heads_share();
+  float largest = 0;
+  for (int64_t h = share ? 0 : head; h < (share ? heads : head + 1); ++h) {
+    const From* const from = new_row<From>(rows, row, h);
+    for (int32_t c = static_cast<int32_t>(threadIdx.x % 32); c < stored.columns; c += 32)
+      largest = fmaxf(largest, fabsf(static_cast<float>(from[c * rows.column_stride])));
+  }
+  // Numbers that are not negative are in the order of their bits.
+  largest = __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(largest)));
+  const float scale = token_scale(largest);
+  if (threadIdx.x % 32 == 0 && (!share || head == 0)) *stored.scale_at(row.at, head) = scale;
+  return scale;
+}
 template <typename From, typename To>
-__device__ void write_row(const NewRows& rows, const Stored& stored, const Placed& row, int64_t head) {
-  const From* const from = static_cast<const From*>(rows.data) + row.batch * rows.batch_stride +
-                           row.row * rows.row_stride + head * rows.head_stride;
+__device__ double scale_of(const AppendParams& p, const NewRows& rows, const Stored& stored, const Placed& row,
+                           int64_t head) {
+  if constexpr (sizeof(To) == 1) {
+    if (p.write_scales) return write_scale<From>(rows, stored, row, head, p.heads);
+  }
+  return stored.scale ? *stored.scale_at(row.at, head) : 1.0;
+}
+
+template <typename From, typename To>
+__device__ void write_row(const AppendParams& p, const NewRows& rows, const Stored& stored, const Placed& row,
+                          int64_t head) {
+  const From* const from = new_row<From>(rows, row, head);
   To* const to = static_cast<To*>(stored.data) + row.at.page * stored.page_stride + row.at.slot * stored.slot_stride +
                  head * stored.head_stride;
-  const double scale = stored.scale
-                           ? stored.scale[row.at.page * stored.scale_strides[0] +
-                                          row.at.slot * stored.scale_strides[1] + head * stored.scale_strides[2]]
-                           : 1.0;
+  const double scale = scale_of<From, To>(p, rows, stored, row, head);
   for (int32_t c = static_cast<int32_t>(threadIdx.x % 32); c < stored.columns; c += 32)
     convert(from[c * rows.column_stride], scale, to[c]);
 }
@@ -134,8 +172,8 @@ __device__ __forceinline__ void append(const AppendParams& p) {
   row.row = p.rows_of_batch > 0 ? at % p.rows_of_batch : at;
   row = p.slots ? place_in_slot(p, row) : place_in_sequence(p, row);
   if (row.at.page < 0) return;
-  write_row<From, To>(p.k, p.to_k, row, head);
-  write_row<From, To>(p.v, p.to_v, row, head);
+  write_row<From, To>(p, p.k, p.to_k, row, head);
+  write_row<From, To>(p, p.v, p.to_v, row, head);
   write_bounds(p, row, head);
 }
 
@@ -184,7 +222,7 @@ Stored stored(const TensorView& t, const TensorView& scale) {
           t.stride[0],
           t.stride[1],
           t.stride[2],
-          static_cast<const float*>(scale.data),
+          static_cast<float*>(scale.data),
           {scale.stride[0], scale.stride[1], scale.stride[2]},
           static_cast<int32_t>(t.shape[3])};
 }
@@ -207,7 +245,8 @@ void launch_append(const AppendProblem& a) {
                       .slots_row_stride = a.slots.stride[has_batch ? 1 : 0],
                       .slots_are_long = a.slots.dtype == DataType::kInt64,
                       .heads = static_cast<int32_t>(p.heads_kv),
-                      .bound_heads = a.bounds.defined() ? static_cast<int32_t>(a.bounds.shape[a.bounds.rank - 2]) : 0};
+                      .bound_heads = a.bounds.defined() ? static_cast<int32_t>(a.bounds.shape[a.bounds.rank - 2]) : 0,
+                      .write_scales = a.write_scales};
   LaunchChain(static_cast<cudaStream_t>(p.stream), LaunchChain::kOverlapPrevious)
       .launch("launch of the kernel that appends to a cache", kernel_of(p),
               ceil_div(params.all_rows * p.heads_kv, int64_t{kWarps}), kThreads, params);
