@@ -77,7 +77,13 @@ typedef enum fm_flags {
  * those of keys that FM_CAUSAL and FM_HAS_WINDOW compare, in place of i + q_offset and j: any numbers in any order. A
  * side of the window of 2^31 - 1 or more is unbounded then; FM_HAS_Q_OFFSET must not be set. bounds and block_mask go
  * on counting rows and keys. Without FM_CAUSAL and FM_HAS_WINDOW they have no effect. Where they are and how they lie
- * there: as the other tensors. */
+ * there: as the other tensors.
+ * column_ptr, intervals: both absent, or in place of bounds any number of hidden row intervals per column: int32 [batch
+ * or 1, 1 or heads_kv or heads_q, seqlen_k + 1] and [n, 2], pairs of begin and end in absolute rows. Column j is hidden
+ * from the intervals column_ptr[j] up to, but not including, column_ptr[j + 1], which ascend within an entry and head
+ * and count over all of them. Intervals may be empty, overlap and come in any order. A call normalises a copy of them,
+ * and takes those of at most two in every column as bounds. Host memory alone: on a CUDA device they are
+ * FM_UNSUPPORTED, and calls over a cache have no place for them. */
 typedef struct fm_mask {
   uint32_t struct_size;
   uint32_t flags;
@@ -90,6 +96,8 @@ typedef struct fm_mask {
   fm_tensor block_mask;
   fm_tensor q_pos;
   fm_tensor k_pos;
+  fm_tensor column_ptr;
+  fm_tensor intervals;
 } fm_mask;
 
 /* How many tiles a call executed; see ExecutedTiles in attention.h. */
@@ -224,14 +232,18 @@ FLASHMASK_API fm_status fm_mask_families_json(char* text, size_t capacity, size_
 /* The functions of masks that follow read and write host memory. Where one writes a mask to `out`, the caller sets
  * out->struct_size and out->bounds, which has to be contiguous int32 [batch, heads, seqlen_k, 4] and is the space for
  * the vectors. All other fields are written; bounds.shape[3] becomes the number of vectors, which then lie contiguously
- * from bounds.data on, and bounds is absent if there are none. */
+ * from bounds.data on, and bounds is absent if there are none.
+ * A mask with more than two intervals in a column needs space for interval lists: out->column_ptr, contiguous int32
+ * [batch, heads, seqlen_k + 1]; without it that is FM_UNREPRESENTABLE, naming the first such column. out->intervals is
+ * written if it is contiguous int32 [n, 2] for the number n of the result. Otherwise its data becomes NULL and its
+ * shape [n, 2], for a second call with that space. */
 
 /* Writes the mask as a dense matrix, 1 = visible, to `visible`: bool or uint8, contiguous, [mask batch, mask heads,
  * seqlen_q, seqlen_k]. */
 FLASHMASK_API fm_status fm_mask_to_dense(const fm_mask* mask, const fm_tensor* visible);
 /* The mask of a dense matrix, exactly. visible: bool or uint8 [batch, heads, seqlen_q, seqlen_k], nonzero = visible,
- * any strides. The fewest intervals per column win, as from_dense in mask.h finds them. FM_UNREPRESENTABLE if a column
- * needs more than two. */
+ * any strides. The fewest intervals per column win, as from_dense in mask.h finds them; more than two need
+ * space for interval lists. */
 FLASHMASK_API fm_status fm_mask_from_dense(const fm_tensor* visible, fm_mask* out);
 /* Writes `mask` in the smallest of the four forms of bounds that expresses it exactly, with FM_CAUSAL or without.
  * FM_UNREPRESENTABLE if none does; FM_UNSUPPORTED for a mask with a block mask. batch and heads are those of
@@ -256,8 +268,7 @@ FLASHMASK_API fm_status fm_mask_gather(const fm_mask* mask, const fm_segments* s
 
 /* intersect and concatenate in mask.h. `out` brings what it brings to fm_mask_gather; each tensor's batch and heads may
  * be any that the result's broadcast to, so the largest of the masks' own do. Space for the block mask is needed if one
- * of the masks has one, space for q_pos and k_pos likewise. A tensor that the result lacks becomes absent.
- * FM_UNREPRESENTABLE if a column would need more than two intervals. */
+ * of the masks has one, space for q_pos and k_pos likewise. A tensor that the result lacks becomes absent. */
 FLASHMASK_API fm_status fm_mask_intersect(const fm_mask* a, const fm_mask* b, fm_mask* out);
 /* pieces: [count] masks, one after another. */
 FLASHMASK_API fm_status fm_mask_concatenate(const fm_mask* const* pieces, int64_t count, fm_mask* out);

@@ -70,6 +70,12 @@ struct MaskParts {
   /// - 1 or more, is unbounded; lo must not be above 2^31 - 1, nor hi below its negative. Positions have no effect
   /// without a band.
   std::vector<int32_t> q_pos{}, k_pos{};
+  /// In place of the vectors above, any number of hidden row intervals per column: both empty, or column_ptr [batch,
+  /// heads, seqlen_k + 1] and intervals [n, 2], pairs (begin, end) of absolute rows. Column j of an entry and head is
+  /// hidden from the intervals column_ptr[j] up to, but not including, column_ptr[j + 1], which count over all entries
+  /// and heads and ascend. Values are clamped to [0, seqlen_q]; intervals may be empty, overlap and come in any order.
+  /// A mask keeps them sorted and merged, or as the vectors if no column has more than two.
+  std::vector<int32_t> column_ptr{}, intervals{};
 };
 
 /// A plain view of a mask, which the planner and the kernels read. Pointers as in MaskParts (null =
@@ -106,6 +112,10 @@ struct MaskView {
   int64_t k_pos_batch = 1;
   const int32_t* q_pos = nullptr;
   const int32_t* k_pos = nullptr;
+  /// Normalised interval lists [bounds_batch, bounds_heads, seqlen_k + 1] and [n, 2], in place of the vectors; only in
+  /// host memory. See MaskParts.
+  const int32_t* column_ptr = nullptr;
+  const int32_t* intervals = nullptr;
 
   /// Batch and head count of the mask as a whole: vectors, block mask and positions together.
   int64_t batch() const {
@@ -127,8 +137,9 @@ FLASHMASK_API Mask from_startend_row_indices(const TensorView& indices, bool cau
                                              std::optional<int64_t> q_offset);
 
 /// An immutable attention mask in O(seqlen_k) memory: an optional diagonal band, over indices or over positions of rows
-/// and keys, at most two half-open intervals of hidden query rows per key column, and an optional block mask; an
-/// element is visible if none of them hides it. Copies share the data and may be used from any thread.
+/// and keys, at most two half-open intervals of hidden query rows per key column or a list of any number of them, and
+/// an optional block mask; an element is visible if none of them hides it. Copies share the data and may be used from
+/// any thread.
 ///
 /// A mask whose vectors, block mask or positions are on a CUDA device (from_startend_row_indices, with_block_mask,
 /// with_positions) borrows the caller's memory, which has to stay as long as any call uses the mask, and never reads it
@@ -148,8 +159,10 @@ class FLASHMASK_API Mask {
   const Band& band() const;
   /// 0 in a mask with positions, which has none.
   int64_t q_offset() const;
-  /// Number of row intervals stored per column: 0, 1 or 2.
+  /// Number of row intervals stored per column: 0, 1 or 2; with interval lists, of the column that has most.
   int num_intervals() const;
+  /// True if some column has more than two hidden intervals, so that each column has a list of them.
+  bool has_interval_lists() const;
   bool has_block_mask() const;
   bool has_positions() const;
   /// The stored vectors, empty where absent; see MaskParts. Valid as long as this Mask or a copy lives.
@@ -157,6 +170,8 @@ class FLASHMASK_API Mask {
   std::span<const int32_t> lte() const;
   std::span<const int32_t> uts() const;
   std::span<const int32_t> ute() const;
+  std::span<const int32_t> column_ptr() const;
+  std::span<const int32_t> intervals() const;
   std::span<const uint8_t> block_mask() const;
   /// [view().q_pos_batch, seqlen_q] and [view().k_pos_batch, seqlen_k].
   std::span<const int32_t> q_pos() const;
@@ -243,8 +258,8 @@ FLASHMASK_API StartEndRowIndices read_startend_row_indices(const Mask& mask,
 
 /// The mask of a dense matrix `visible` (bool or uint8, [seqlen_q, seqlen_k] or [batch, heads, seqlen_q, seqlen_k],
 /// nonzero = visible, any strides). Bands are tried in the order none, causal, left edge, both, each as tight as the
-/// matrix allows; the fewest intervals per column win, ties in that order. Throws kUnrepresentable naming the first
-/// (batch, head, column) that does not fit and the intervals it would need.
+/// matrix allows; the fewest intervals per column win, ties in that order. A matrix that needs more than two becomes
+/// interval lists beside that band.
 FLASHMASK_API Mask from_dense(const TensorView& visible);
 
 /// One byte per element, 1 = visible: [mask.batch(), mask.heads(), seqlen_q, seqlen_k].
@@ -254,11 +269,11 @@ FLASHMASK_API std::vector<uint8_t> to_dense(const Mask& mask);
 
 // The result keeps one band over positions; bands over other masks' positions become intervals.
 
-/// Visible where both are. Same lengths; batches and heads broadcast. Exact, or kUnrepresentable.
+/// Visible where both are. Same lengths; batches and heads broadcast. Always exact.
 FLASHMASK_API Mask intersect(const Mask& a, const Mask& b);
 
 /// Block-diagonal packing: row and key ranges of the pieces follow each other and do not see each other.
-/// Exact, or kUnrepresentable.
+/// Always exact.
 FLASHMASK_API Mask concatenate(std::span<const Mask> pieces);
 
 /// Rows [row_begin, row_end) and keys [key_begin, key_end) of a mask; always exact. With a block mask the
@@ -275,9 +290,9 @@ struct RowSegment {
 /// rows of a longer sequence. Always exact. Rows ascend and do not overlap; keys come in any order.
 ///
 /// A bound becomes the number of gathered rows before it. A band stays a band if rows and keys are one run each. Over
-/// several runs it becomes row intervals, if the columns have room for them; otherwise a band over the positions of
-/// rows and keys in `mask`. With a block mask segments begin at multiples of 128, and all but the last row and key
-/// segments end there, or kUnsupported.
+/// several runs it becomes row intervals, if the columns have room for them, as interval lists always have; otherwise a
+/// band over the positions of rows and keys in `mask`. With a block mask segments begin at multiples of 128, and all
+/// but the last row and key segments end there, or kUnsupported.
 FLASHMASK_API Mask gather(const Mask& mask, std::span<const RowSegment> rows, std::span<const RowSegment> keys);
 
 }  // namespace flashmask

@@ -42,6 +42,9 @@ void write_dense(const fm_mask* mask, const fm_tensor* visible) {
   std::memcpy(out.data, dense.data(), dense.size());
 }
 
+/// True if `out` has room for interval lists.
+bool takes_lists(const fm_mask* out) { return read_struct(out, "out").column_ptr.dtype != FM_NONE; }
+
 /// The room for a mask's vectors that `out` brings, checked before there is anything to write.
 class MaskOut {
  public:
@@ -71,6 +74,8 @@ class MaskOut {
     mask.block_mask = rest.block_mask;
     mask.q_pos = rest.q_pos;
     mask.k_pos = rest.k_pos;
+    mask.column_ptr = rest.column_ptr;
+    mask.intervals = rest.intervals;
     if (indices.causal) mask.flags |= FM_CAUSAL;
     if (form.q_offset) mask.flags |= FM_HAS_Q_OFFSET, mask.q_offset = *form.q_offset;
     if (form.window) {
@@ -91,14 +96,6 @@ class MaskOut {
   fm_mask* to_;
   fm_mask mask_;
 };
-
-void write_from_dense(const fm_tensor* from, fm_mask* out) {
-  const TensorView visible = tensor(required(from, "visible"), "visible");
-  if (visible.rank != 4)
-    throw_invalid("visible is ", describe(visible), "; it must be bool or uint8 [batch, heads, seqlen_q, seqlen_k]");
-  MaskOut room(out, visible.shape[0], visible.shape[1], visible.shape[3]);
-  room.write(vector_form_from_dense(visible));
-}
 
 void write_startend(const fm_mask* from, fm_mask* out) {
   const CallMask of(from, {});
@@ -155,7 +152,7 @@ VectorForm vector_form_of(const Mask& mask) {
     form.window = {band.lo ? shift - *band.lo : -1, band.hi ? *band.hi - shift : -1};
     if (!view.has_positions) form.q_offset = mask.q_offset() + shift;
   }
-  if (mask.num_intervals() == 0) return form;
+  if (mask.num_intervals() == 0 || mask.has_interval_lists()) return form;
   const auto lts = mask.lts(), lte = mask.lte(), uts = mask.uts(), ute = mask.ute();
   const bool is_pair = lte.empty() && uts.empty(), has_first = !lts.empty() || !lte.empty(),
              has_second = !uts.empty() || !ute.empty();
@@ -212,7 +209,34 @@ void write_positions(std::span<const int32_t> values, int64_t own_batch, int64_t
   write_values<int32_t>(broadcast(values, own_batch, 1, batch, 1), DataType::kInt32, {batch, length}, to, argument);
 }
 
-void write_mask(const Mask& mask, fm_mask* out) {
+/// Throws kUnrepresentable, naming the first column that has more than two intervals.
+void refuse_lists(const Mask& mask, const char* what) {
+  const MaskView& view = mask.view();
+  const auto ptr = mask.column_ptr();
+  for (std::size_t n = 1; n < ptr.size(); ++n) {
+    if (ptr[n] - ptr[n - 1] <= 2) continue;
+    const auto column = static_cast<int64_t>(n) - 1, in_row = view.seqlen_k + 1;
+    throw Error(ErrorCode::kUnrepresentable,
+                message(what, " does not fit two row intervals per key column: (batch ",
+                        column / in_row / view.bounds_heads, ", head ", column / in_row % view.bounds_heads,
+                        ", column ", column % in_row, ") needs ", ptr[n] - ptr[n - 1]),
+                column % in_row);
+  }
+}
+
+/// Writes a mask's interval lists, or how many intervals they have if the room is not for that number.
+void write_lists(const Mask& mask, int64_t batch, int64_t heads, fm_mask& to) {
+  const MaskView& view = mask.view();
+  const auto intervals = mask.intervals();
+  const auto count = static_cast<int64_t>(intervals.size()) / 2;
+  write_values<int32_t>(broadcast(mask.column_ptr(), view.bounds_batch, view.bounds_heads, batch, heads),
+                        DataType::kInt32, {batch, heads, view.seqlen_k + 1}, to.column_ptr, "out->column_ptr");
+  if (to.intervals.dtype != FM_NONE && to.intervals.shape[0] == count)
+    return write_values<int32_t>(intervals, DataType::kInt32, {count, 2}, to.intervals, "out->intervals");
+  to.intervals = {.data = nullptr, .dtype = FM_INT32, .ndim = 2, .shape = {count, 2}, .stride = {2, 1}};
+}
+
+void write_mask(const Mask& mask, fm_mask* out, const char* what) {
   const MaskView& view = mask.view();
   fm_mask rest = read_struct(out, "out");
   const int64_t batch = count_in_room(rest.bounds, 0, view.bounds_batch),
@@ -224,8 +248,23 @@ void write_mask(const Mask& mask, fm_mask* out) {
   write_positions(mask.q_pos(), view.q_pos_batch, view.seqlen_q, rest.q_pos, "out->q_pos");
   write_positions(mask.k_pos(), view.k_pos_batch, view.seqlen_k, rest.k_pos, "out->k_pos");
   VectorForm form = vector_form_of(mask);
+  if (mask.has_interval_lists() && form.indices.vectors == 0) {
+    if (!takes_lists(out)) refuse_lists(mask, what);
+    write_lists(mask, batch, heads, rest);
+  } else {
+    rest.column_ptr = rest.intervals = {};
+  }
   form.indices.values = broadcast<int32_t>(form.indices.values, view.bounds_batch, view.bounds_heads, batch, heads);
   room.write(form, rest);
+}
+
+void write_from_dense(const fm_tensor* from, fm_mask* out) {
+  const TensorView visible = tensor(required(from, "visible"), "visible");
+  if (visible.rank != 4)
+    throw_invalid("visible is ", describe(visible), "; it must be bool or uint8 [batch, heads, seqlen_q, seqlen_k]");
+  if (takes_lists(out)) return write_mask(from_dense(visible), out, "the dense mask");
+  MaskOut room(out, visible.shape[0], visible.shape[1], visible.shape[3]);
+  room.write(vector_form_from_dense(visible));
 }
 
 void write_gathered(const fm_mask* from, const fm_segments* given, fm_mask* out) {
@@ -234,11 +273,12 @@ void write_gathered(const fm_mask* from, const fm_segments* given, fm_mask* out)
   const Mask mask =
       gather(CallMask(from, {}).copy(), read_segments(segments.rows, segments.row_count, "segments->rows"),
              read_segments(segments.keys, segments.key_count, "segments->keys"));
-  write_mask(mask, out);
+  write_mask(mask, out, "the gathered mask");
 }
 
 void write_intersection(const fm_mask* a, const fm_mask* b, fm_mask* out) {
-  write_mask(intersect(CallMask(&required(a, "a"), {}).copy(), CallMask(&required(b, "b"), {}).copy()), out);
+  write_mask(intersect(CallMask(&required(a, "a"), {}).copy(), CallMask(&required(b, "b"), {}).copy()), out,
+             "the intersection");
 }
 
 void write_concatenation(const fm_mask* const* pieces, int64_t count, fm_mask* out) {
@@ -246,7 +286,7 @@ void write_concatenation(const fm_mask* const* pieces, int64_t count, fm_mask* o
   if (count > 0) required(pieces, "pieces");
   std::vector<Mask> all;
   for (int64_t n = 0; n < count; ++n) all.push_back(CallMask(&required(pieces[n], "a piece"), {}).copy());
-  write_mask(concatenate(all), out);
+  write_mask(concatenate(all), out, "the concatenation");
 }
 
 void write_statistics(const fm_mask* from, fm_statistics* to) {

@@ -7,6 +7,7 @@
 #include "flashmask/options.def"
 #include "flashmask/version.h"
 #include "mask/content_hash.h"
+#include "mask/interval_lists.h"
 #include "plan/plan_buffer.h"
 
 namespace flashmask::c_api {
@@ -33,7 +34,9 @@ MaskTensors read_tensors(const fm_mask* from, Device device) {
                          .indices = tensor(m.bounds, "mask->bounds", device),
                          .block_mask = tensor(m.block_mask, "mask->block_mask", device),
                          .q_pos = tensor(m.q_pos, "mask->q_pos", device),
-                         .k_pos = tensor(m.k_pos, "mask->k_pos", device)};
+                         .k_pos = tensor(m.k_pos, "mask->k_pos", device),
+                         .column_ptr = tensor(m.column_ptr, "mask->column_ptr", device),
+                         .intervals = tensor(m.intervals, "mask->intervals", device)};
   const TensorView& bounds = mask.indices;
   if (bounds.rank == 4 && bounds.shape[2] != m.seqlen_k)
     throw_invalid("startend_row_indices is ", describe(bounds), "; its third dimension must be seqlen_k, ", m.seqlen_k);
@@ -124,9 +127,10 @@ const MaskView& CallMask::hashed_contents() {
 
 Mask CallMask::copy() const {
   const MaskTensors& t = tensors_;
-  const Mask vectors = t.indices.defined()
-                           ? from_startend_row_indices(t.indices, t.causal, t.seqlen_q, t.q_offset)
-                           : Mask({.seqlen_q = t.seqlen_q, .seqlen_k = t.seqlen_k, .q_offset = t.q_offset});
+  MaskParts others{.seqlen_q = t.seqlen_q, .seqlen_k = t.seqlen_k, .q_offset = t.q_offset};
+  if (t.column_ptr.defined()) read_interval_lists(t, others);
+  const Mask vectors = t.indices.defined() ? from_startend_row_indices(t.indices, t.causal, t.seqlen_q, t.q_offset)
+                                           : Mask(std::move(others));
   Mask mask = vectors.with_band(t.band);
   if (t.block_mask.defined()) mask = mask.with_block_mask(t.block_mask);
   return t.q_pos.defined() ? mask.with_positions(t.q_pos, t.k_pos) : mask;

@@ -12,9 +12,10 @@ namespace flashmask {
 namespace {
 
 void check_mask_device(const MaskView& mask, const Device& device) {
-  if (has_contents(mask) && mask.device != device)
-    throw_invalid("the mask's vectors are on ", describe(mask.device), " and the plan is to be on ", describe(device),
-                  "; copy the vectors there and make the mask from the copy");
+  if (!has_contents(mask) || mask.device == device) return;
+  if (mask.column_ptr) throw_lists_on(device);
+  throw_invalid("the mask's vectors are on ", describe(mask.device), " and the plan is to be on ", describe(device),
+                "; copy the vectors there and make the mask from the copy");
 }
 
 [[noreturn]] void throw_other_mask() {

@@ -80,6 +80,7 @@ void check_out_and_lse(const Problem& p, bool with_data, bool output) {
 /// A mask is never copied behind the caller's back.
 void check_mask_device(const MaskView& view, const Device& device) {
   if (!has_contents(view) || view.device == device) return;
+  if (view.column_ptr) throw_lists_on(device);
   const bool to_device = device.kind == Device::Kind::kCuda;
   throw_invalid("the mask's vectors are on ", describe(view.device), " and q on ", describe(device),
                 "; copy the vectors to ", describe(device),

@@ -55,7 +55,8 @@ std::string describe_intervals(const Mask& mask) {
   const int n = mask.num_intervals();
   std::string text = n == 0   ? "no hidden intervals"
                      : n == 1 ? "1 hidden interval per key"
-                              : "2 hidden intervals per key";
+                     : n == 2 ? "2 hidden intervals per key"
+                              : "up to " + grouped(n) + " hidden intervals per key";
   if (mask.has_block_mask()) text += ", block mask";
   return text;
 }

@@ -29,15 +29,13 @@ std::vector<std::size_t> parts_around(const Partition& finer, const Partition& c
 class HiddenRowTaker {
  public:
   HiddenRowTaker(const MaskView& mask, int64_t batch, int64_t head)
-      : columns_(columns(mask, batch, head)),
+      : rows_(column_rows(mask, batch, head)),
         has_positions_(compares_positions(mask)),
         positions_(position_band(mask, batch), mask.seqlen_q) {}
 
   void take(int64_t key, RowCounter& counter) {
-    rules::Interval hidden[4];
-    const int n = rules::merge(rules::hidden_rows(columns_, static_cast<int32_t>(key)), hidden);
-    if (has_positions_) return subtract_union({hidden, static_cast<std::size_t>(n)}, key, counter);
-    for (int k = 0; k < n; ++k) take(hidden[k], counter);
+    if (has_positions_) return subtract_union(key, counter);
+    rows_.for_each_hidden(static_cast<int32_t>(key), [&counter](rules::Interval hidden) { take(hidden, counter); });
   }
 
  private:
@@ -46,11 +44,12 @@ class HiddenRowTaker {
     counter.add_from(rows.end, 1);
   }
   /// The union of the intervals and the rows that the positions hide, both ascending.
-  void subtract_union(std::span<const rules::Interval> intervals, int64_t key, RowCounter& counter) {
+  void subtract_union(int64_t key, RowCounter& counter) {
     both_.clear();
     positions_.add_hidden(key, both_);
-    const auto middle = both_.insert(both_.end(), intervals.begin(), intervals.end());
-    std::inplace_merge(both_.begin(), middle, both_.end(),
+    const auto middle = static_cast<std::ptrdiff_t>(both_.size());
+    rows_.for_each_hidden(static_cast<int32_t>(key), [this](rules::Interval hidden) { both_.push_back(hidden); });
+    std::inplace_merge(both_.begin(), both_.begin() + middle, both_.end(),
                        [](const rules::Interval& a, const rules::Interval& b) { return a.begin < b.begin; });
     int32_t taken = 0;  // all rows before are visible or have been taken
     for (const rules::Interval& rows : both_) {
@@ -60,7 +59,7 @@ class HiddenRowTaker {
     }
   }
 
-  rules::Columns columns_;
+  ColumnRows rows_;
   bool has_positions_;
   PositionRows positions_;
   std::vector<rules::Interval> both_;
@@ -124,9 +123,10 @@ void append(std::vector<TileRun>& runs, int64_t begin, int64_t end) {
 /// Counts in how many intervals each row tile lies, without walking the tiles.
 class TileCounter {
  public:
-  /// `slot` is the interval's number within its key: the key before is likely to have had the same there.
-  void add(std::size_t slot, rules::Interval tiles) {
+  /// `number` is the interval's within its key: the key before is likely to have had the same tiles there.
+  void add(std::size_t number, rules::Interval tiles) {
     if (tiles.begin >= tiles.end) return;
+    const std::size_t slot = number % counted_.size();
     if (counted_[slot].tiles.begin != tiles.begin || counted_[slot].tiles.end != tiles.end) {
       put_down(counted_[slot]);
       counted_[slot] = {tiles, 0};
@@ -176,18 +176,18 @@ void classify_columns(const MaskView& view, int64_t batch, int64_t head, TileSha
   const auto seqlen_q = static_cast<int32_t>(view.seqlen_q);
   const auto tile_rows = static_cast<int32_t>(std::min(tile.rows, kMaxSeqlen));
   const int64_t row_tiles = ceil_div(view.seqlen_q, tile.rows), key_tiles = ceil_div(view.seqlen_k, tile.keys);
-  const rules::Columns column = columns(view, batch, head);
+  const ColumnRows column = column_rows(view, batch, head);
   TileCounter covered, touched;
   std::vector<TileRun> live, full;
   for (int64_t c = 0; c < key_tiles; ++c) {
     const int64_t begin = c * tile.keys, end = c + 1 < key_tiles ? begin + tile.keys : view.seqlen_k;
     for (int64_t j = begin; j < end; ++j) {
-      rules::Interval hidden[4];
-      const int n = rules::merge(rules::hidden_rows(column, static_cast<int32_t>(j)), hidden);
-      for (int k = 0; k < n; ++k) {
-        covered.add(static_cast<std::size_t>(k), rules::covered_tiles(hidden[k], tile_rows, seqlen_q));
-        touched.add(static_cast<std::size_t>(k), rules::touched_tiles(hidden[k], tile_rows));
-      }
+      std::size_t number = 0;
+      column.for_each_hidden(static_cast<int32_t>(j), [&](rules::Interval hidden) {
+        covered.add(number, rules::covered_tiles(hidden, tile_rows, seqlen_q));
+        touched.add(number, rules::touched_tiles(hidden, tile_rows));
+        ++number;
+      });
     }
     const auto keys = static_cast<int32_t>(end - begin);
     covered.take(row_tiles, [keys](int32_t count) { return rules::is_live(count, keys); }, live);

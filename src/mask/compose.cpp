@@ -148,7 +148,7 @@ MaskParts intersect_columns(const Mask& a, const Mask& b, int64_t batch, int64_t
   // The band the two have together comes first: it is what the caller wrote.
   std::vector<Band> candidates{intersect_bands(a, b)};
   for (const Band& band : both.tightest_bands(a.q_offset())) candidates.push_back(band);
-  return fit_two_intervals(both, candidates, a.q_offset(), "the intersection").parts();
+  return fit_parts(both, candidates, a.q_offset());
 }
 
 /// An intersection whose band is over `kept`'s positions; `other`'s band, too, if both have equal positions.
@@ -158,7 +158,7 @@ Mask intersect_positions(const Mask& kept, const Mask& other, int64_t batch, int
   const StoredColumns both =
       hidden_by_either(kept.with_band(Band::none()), same ? other.with_band(Band::none()) : other, batch, heads);
   const std::array candidates{Band::none()};
-  const Mask mask{fit_two_intervals(both, candidates, 0, "the intersection beside the band over positions").parts()};
+  const Mask mask{fit_parts(both, candidates, 0)};
   return std::move(positions).put_on(mask).with_band(same ? intersect_bands(kept, other) : kept.band());
 }
 
@@ -181,6 +181,16 @@ Positions concatenate_positions(std::span<const Mask> pieces) {
     }
   }
   return packed;
+}
+
+/// The lists of keys [key_begin, key_end), whose rows begin at row_begin.
+void crop_lists(const Mask& mask, int64_t row_begin, int64_t key_begin, int64_t key_end, MaskParts& parts) {
+  const auto ptr = mask.column_ptr(), intervals = mask.intervals();
+  for (int64_t bh = 0; bh < parts.batch * parts.heads; ++bh) {
+    for (int64_t j = key_begin; j <= key_end; ++j)
+      parts.column_ptr.push_back(ptr[static_cast<std::size_t>(bh * (mask.seqlen_k() + 1) + j)]);
+  }
+  for (const int32_t row : intervals) parts.intervals.push_back(row - static_cast<int32_t>(row_begin));
 }
 
 }  // namespace
@@ -242,7 +252,7 @@ Mask concatenate(std::span<const Mask> pieces) {
   }
   const int64_t q_offset = seqlen_k - seqlen_q;
   const std::vector<Band> bands = has_positions ? std::vector{Band::none()} : packed.tightest_bands(q_offset);
-  MaskParts parts = fit_two_intervals(packed, bands, q_offset, "the concatenation").parts();
+  MaskParts parts = fit_parts(packed, bands, q_offset);
   if (blocks) {
     BlockGrid grid(batch, heads, seqlen_q, seqlen_k);
     int64_t row_at = 0, key_at = 0;
@@ -291,6 +301,7 @@ Mask crop(const Mask& mask, int64_t row_begin, int64_t row_end, int64_t key_begi
   parts.lte = cropped(mask.lte());
   parts.uts = cropped(mask.uts());
   parts.ute = cropped(mask.ute());
+  if (mask.has_interval_lists()) crop_lists(mask, row_begin, key_begin, key_end, parts);
   if (mask.has_block_mask()) {
     BlockGrid grid(view.block_batch, view.block_heads, rows, keys);
     const Mask blocks_only =

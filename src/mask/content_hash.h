@@ -5,6 +5,7 @@
 // not depend on which thread adds which value when, and the shapes and the band on top.
 
 #include <cstdint>
+#include <span>
 
 #include "flashmask/mask.h"
 #include "mask/rules.h"
@@ -12,7 +13,7 @@
 namespace flashmask::content_hash {
 
 /// Array that stores a value.
-enum class Source : uint64_t { kLts, kLte, kUts, kUte, kBlockMask, kQPos, kKPos };
+enum class Source : uint64_t { kLts, kLte, kUts, kUte, kBlockMask, kQPos, kKPos, kIntervalLists };
 
 /// 2^64 divided by the golden ratio: multiples of it stay far apart.
 inline constexpr uint64_t kGolden = 0x9e3779b97f4a7c15u;
@@ -42,6 +43,7 @@ inline uint64_t frame(const MaskView& view) {
                                view.bounds_batch, view.bounds_heads, view.block_batch, view.block_heads}) {
     hash = scramble(hash * kGolden + static_cast<uint64_t>(number));
   }
+  if (view.column_ptr) hash = scramble(hash * kGolden + 1);
   if (!view.q_pos) return hash;
   for (const int64_t number : {view.q_pos_batch, view.k_pos_batch})
     hash = scramble(hash * kGolden + static_cast<uint64_t>(number));
@@ -58,6 +60,9 @@ uint64_t sum(Source source, int64_t count, const Values& value_at) {
   for (int64_t at = 0; at < count; ++at) elements += element(source, at, static_cast<uint32_t>(value_at(at)));
   return elements;
 }
+
+/// Sum over the elements of interval lists, column_ptr first.
+uint64_t of_lists(std::span<const int32_t> column_ptr, std::span<const int32_t> intervals);
 
 /// The hash of a mask in host memory. Every nonzero byte of its block mask counts as 1, as in a Mask made from tensors.
 uint64_t of(const MaskView& view);

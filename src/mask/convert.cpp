@@ -210,7 +210,11 @@ StartEndRowIndices read_startend_row_indices(const Mask& mask,
   return empty_indices(columns, form);
 }
 
-Mask from_dense(const TensorView& visible) { return Mask(fit_dense(read_dense(visible)).parts()); }
+Mask from_dense(const TensorView& visible) {
+  const StoredColumns columns = read_dense(visible);
+  const int64_t q_offset = columns.seqlen_k() - columns.seqlen_q();
+  return Mask(fit_parts(columns, columns.tightest_bands(q_offset), q_offset));
+}
 
 VectorForm vector_form_from_dense(const TensorView& visible) {
   const StoredColumns columns = read_dense(visible);
@@ -241,16 +245,18 @@ std::vector<uint8_t> to_dense(const Mask& mask) {
   uint8_t* matrix = dense.data();
   for (int64_t b = 0; b < view.batch(); ++b) {
     for (int64_t h = 0; h < view.heads(); ++h, matrix += view.seqlen_q * view.seqlen_k) {
-      const rules::Columns column = columns(view, b, h);
+      const ColumnRows rows = column_rows(view, b, h);
       const uint8_t* keep = block_mask(view, b, h);
       const rules::PositionBand band = position_band(view, b);
       for (int64_t j = 0; j < view.seqlen_k; ++j) {
-        const rules::HiddenRows hidden = rules::hidden_rows(column, static_cast<int32_t>(j));
         for (int64_t i = 0; i < view.seqlen_q; ++i) {
           const bool kept = !keep || keep[(i / kBlockMaskSize) * key_blocks + j / kBlockMaskSize] != 0;
           const bool near = !band.q_pos || rules::in_band(band, band.q_pos[i], band.k_pos[j]);
-          matrix[i * view.seqlen_k + j] = kept && near && rules::is_visible(hidden, static_cast<int32_t>(i));
+          matrix[i * view.seqlen_k + j] = kept && near;
         }
+        rows.for_each_hidden(static_cast<int32_t>(j), [&](rules::Interval hidden) {
+          for (int64_t i = hidden.begin; i < hidden.end; ++i) matrix[i * view.seqlen_k + j] = 0;
+        });
       }
     }
   }

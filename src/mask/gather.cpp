@@ -9,6 +9,7 @@
 #include "common/arithmetic.h"
 #include "common/message.h"
 #include "flashmask/mask.h"
+#include "mask/hidden_columns.h"
 #include "mask/host_only.h"
 #include "mask/view.h"
 
@@ -183,6 +184,26 @@ void put_blocks(const Mask& mask, std::span<const RowSegment> rows, std::span<co
   }
 }
 
+/// A mask with interval lists, whose band becomes intervals, too, as far as it is none of the gathered mask.
+Mask gather_lists(const Mask& mask, std::span<const RowSegment> rows, std::span<const RowSegment> keys) {
+  const RowCount count(rows);
+  const MaskColumns columns(mask.with_block_mask({}));
+  StoredColumns gathered(length(rows), length(keys), columns.batch(), columns.heads());
+  std::vector<rules::Interval> hidden;
+  for (int64_t bh = 0; bh < columns.batch() * columns.heads(); ++bh) {
+    for_each_index(keys, [&](int64_t j) {
+      hidden.clear();
+      for (const rules::Interval& x : columns[bh * mask.seqlen_k() + j])
+        hidden.push_back({count(x.begin), count(x.end)});
+      gathered.append(hidden);
+    });
+  }
+  const int64_t q_offset = gathered.seqlen_k() - gathered.seqlen_q();
+  MaskParts parts = fit_parts(gathered, gathered.tightest_bands(q_offset), q_offset);
+  if (mask.has_block_mask()) put_blocks(mask, rows, keys, parts);
+  return Mask(std::move(parts));
+}
+
 }  // namespace
 
 Mask gather(const Mask& mask, std::span<const RowSegment> rows, std::span<const RowSegment> keys) {
@@ -200,6 +221,7 @@ Mask gather(const Mask& mask, std::span<const RowSegment> rows, std::span<const 
     const RowSegment row = row_runs.empty() ? none : row_runs[0], key = key_runs.empty() ? none : key_runs[0];
     return crop(mask, row.begin, row.end, key.begin, key.end);
   }
+  if (mask.has_interval_lists()) return gather_lists(mask, row_runs, key_runs);
   const RowCount count(row_runs);
   MaskParts parts{.seqlen_q = length(row_runs),
                   .seqlen_k = length(key_runs),

@@ -68,6 +68,20 @@ Need count_needed(const HiddenColumns& columns, const BandRows& band) {
   return need;
 }
 
+/// The candidate beside which the column with most intervals has the fewest; the first of several.
+std::pair<const Band*, Need> fewest_needed(const HiddenColumns& columns, std::span<const Band> candidates,
+                                           int64_t q_offset) {
+  const Band* best = nullptr;
+  Need need;
+  for (const Band& band : candidates) {
+    const Need n = count_needed(columns, BandRows(band, q_offset, columns.seqlen_q()));
+    if (best && n.most >= need.most) continue;
+    best = &band;
+    need = n;
+  }
+  return {best, need};
+}
+
 /// Drops empty intervals, and sorts and joins the others.
 void merge(std::vector<Interval>& hidden) {
   std::erase_if(hidden, [](const Interval& x) { return x.begin >= x.end; });
@@ -91,9 +105,10 @@ MaskColumns::MaskColumns(Mask mask)
 std::span<const Interval> MaskColumns::operator[](int64_t column) const {
   const int64_t j = column % seqlen_k(), bh = column / seqlen_k();
   const int64_t b = bh / heads(), h = bh % heads();
-  Interval own[4];
-  const int n = rules::merge(rules::hidden_rows(columns(mask_.view(), b, h), static_cast<int32_t>(j)), own);
-  hidden_.assign(own, own + n);
+  hidden_.clear();
+  column_rows(mask_.view(), b, h).for_each_hidden(static_cast<int32_t>(j), [this](Interval x) {
+    hidden_.push_back(x);
+  });
   if (compares_positions(mask_.view())) {
     positions_[static_cast<std::size_t>(b)].add_hidden(j, hidden_);
     merge(hidden_);
@@ -195,16 +210,39 @@ std::optional<Fit> try_fit(const HiddenColumns& columns, const Band& band, int64
   return Fit(columns, band, q_offset, most, layout);
 }
 
+MaskParts list_parts(const HiddenColumns& columns, const Band& band, int64_t q_offset) {
+  MaskParts parts{.seqlen_q = columns.seqlen_q(),
+                  .seqlen_k = columns.seqlen_k(),
+                  .band = band,
+                  .q_offset = q_offset,
+                  .batch = columns.batch(),
+                  .heads = columns.heads()};
+  const BandRows rows(band, q_offset, columns.seqlen_q());
+  const auto end_list = [&parts] {
+    const std::size_t count = parts.intervals.size() / 2;
+    if (count > INT32_MAX)
+      throw_unsupported("the mask needs more than ", INT32_MAX, " hidden intervals, the most that its lists hold");
+    parts.column_ptr.push_back(static_cast<int32_t>(count));
+  };
+  for (int64_t column = 0; column < columns.count(); ++column) {
+    const int64_t j = column % columns.seqlen_k();
+    if (j == 0) end_list();
+    for_each_part(columns[column], rows.inside(j),
+                  [&](Interval part) { parts.intervals.insert(parts.intervals.end(), {part.begin, part.end}); });
+    end_list();
+  }
+  return parts;
+}
+
+MaskParts fit_parts(const HiddenColumns& columns, std::span<const Band> candidates, int64_t q_offset) {
+  const auto [band, need] = fewest_needed(columns, candidates, q_offset);
+  if (need.most > 2) return list_parts(columns, *band, q_offset);
+  return Fit(columns, *band, q_offset, need.most, Layout::kFewestIntervals).parts();
+}
+
 Fit fit_two_intervals(const HiddenColumns& columns, std::span<const Band> candidates, int64_t q_offset,
                       std::string_view what, Layout layout) {
-  const Band* best = nullptr;
-  Need need;
-  for (const Band& band : candidates) {
-    const Need n = count_needed(columns, BandRows(band, q_offset, columns.seqlen_q()));
-    if (best && n.most >= need.most) continue;
-    best = &band;
-    need = n;
-  }
+  const auto [best, need] = fewest_needed(columns, candidates, q_offset);
   if (need.most > 2) {
     const int64_t j = need.first_misfit % columns.seqlen_k(), bh = need.first_misfit / columns.seqlen_k();
     throw Error(ErrorCode::kUnrepresentable,

@@ -115,6 +115,12 @@ class Fit {
 /// column needs more.
 std::optional<Fit> try_fit(const HiddenColumns& columns, const Band& band, int64_t q_offset, int limit, Layout layout);
 
+/// Any number of intervals per column beside `band`, which must hide nothing visible, as interval lists.
+MaskParts list_parts(const HiddenColumns& columns, const Band& band, int64_t q_offset);
+
+/// The parts of fit_two_intervals, or interval lists beside the band that needs the fewest where that would throw.
+MaskParts fit_parts(const HiddenColumns& columns, std::span<const Band> candidates, int64_t q_offset);
+
 /// Fits at most two intervals per column beside one of `candidates` (bands that hide nothing visible): the
 /// fewest intervals win, ties in the order given. Throws kUnrepresentable, saying `what` does not fit and
 /// naming the first column that does not.

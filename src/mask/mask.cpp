@@ -11,6 +11,7 @@
 #include "common/tensor_checks.h"
 #include "mask/content_hash.h"
 #include "mask/host_only.h"
+#include "mask/interval_lists.h"
 #include "mask/mask_tensors.h"
 #include "mask/view.h"
 
@@ -21,6 +22,7 @@ namespace {
 struct Bounds {
   int64_t batch = 1, heads = 1;
   std::vector<int32_t> lts, lte, uts, ute;
+  std::vector<int32_t> column_ptr, intervals;  ///< in place of these
   uint64_t hash = 0;
   /// On a device: the caller's vectors, in place of the members above.
   std::optional<MaskView> borrowed{};
@@ -196,6 +198,8 @@ struct Mask::Data {
       view.lte = data_or_null(bounds->lte);
       view.uts = data_or_null(bounds->uts);
       view.ute = data_or_null(bounds->ute);
+      view.column_ptr = data_or_null(bounds->column_ptr);
+      view.intervals = data_or_null(bounds->intervals);
       return;
     }
     const MaskView& from = *bounds->borrowed;
@@ -227,7 +231,7 @@ std::vector<uint8_t> read_block_mask(const TensorView& t) {
   return keep;
 }
 
-bool has_vectors(const MaskView& view) { return view.lts || view.lte || view.uts || view.ute; }
+bool has_vectors(const MaskView& view) { return view.lts || view.lte || view.uts || view.ute || view.column_ptr; }
 
 /// The kernels read all contents, so all must be where the call is: `added` ("block mask") beside what `view` has.
 void check_same_device(const MaskView& view, const char* added, const Device& of_added) {
@@ -274,17 +278,22 @@ Mask::Mask(MaskParts parts) {
        {std::pair{"lts", &parts.lts}, {"lte", &parts.lte}, {"uts", &parts.uts}, {"ute", &parts.ute}}) {
     check_size(argument, vector->size(), expected, "[batch, heads, seqlen_k]");
   }
+  settle_interval_lists(parts);
   auto bounds = std::make_shared<Bounds>();
-  const bool any = !parts.lts.empty() || !parts.lte.empty() || !parts.uts.empty() || !parts.ute.empty();
+  const bool any =
+      !parts.lts.empty() || !parts.lte.empty() || !parts.uts.empty() || !parts.ute.empty() || !parts.column_ptr.empty();
   bounds->batch = any ? parts.batch : 1;
   bounds->heads = any ? parts.heads : 1;
   bounds->lts = std::move(parts.lts);
   bounds->lte = std::move(parts.lte);
   bounds->uts = std::move(parts.uts);
   bounds->ute = std::move(parts.ute);
+  bounds->column_ptr = std::move(parts.column_ptr);
+  bounds->intervals = std::move(parts.intervals);
   using enum content_hash::Source;
   bounds->hash = elements_hash(kLts, bounds->lts) + elements_hash(kLte, bounds->lte) +
-                 elements_hash(kUts, bounds->uts) + elements_hash(kUte, bounds->ute);
+                 elements_hash(kUts, bounds->uts) + elements_hash(kUte, bounds->ute) +
+                 content_hash::of_lists(bounds->column_ptr, bounds->intervals);
 
   auto data = std::make_shared<Data>();
   data->seqlen_q = parts.seqlen_q;
@@ -327,8 +336,13 @@ const Band& Mask::band() const { return data_->band; }
 int64_t Mask::q_offset() const { return data_->q_offset; }
 int Mask::num_intervals() const {
   const MaskView& v = data_->view;
+  const std::vector<int32_t>& ptr = data_->bounds->column_ptr;
+  int32_t most = 0;  // from one entry's end to the next one's beginning it is 0
+  for (std::size_t n = 1; n < ptr.size(); ++n) most = std::max(most, ptr[n] - ptr[n - 1]);
+  if (most > 0) return most;
   return (v.lts || v.lte ? 1 : 0) + (v.uts || v.ute ? 1 : 0);
 }
+bool Mask::has_interval_lists() const { return data_->view.column_ptr != nullptr; }
 bool Mask::has_block_mask() const { return data_->view.block_mask != nullptr; }
 bool Mask::has_positions() const { return data_->view.has_positions; }
 std::span<const int32_t> Mask::lts() const {
@@ -346,6 +360,14 @@ std::span<const int32_t> Mask::uts() const {
 std::span<const int32_t> Mask::ute() const {
   require_host(data_->view, "Mask::ute");
   return data_->bounds->ute;
+}
+std::span<const int32_t> Mask::column_ptr() const {
+  require_host(data_->view, "Mask::column_ptr");
+  return data_->bounds->column_ptr;
+}
+std::span<const int32_t> Mask::intervals() const {
+  require_host(data_->view, "Mask::intervals");
+  return data_->bounds->intervals;
 }
 std::span<const uint8_t> Mask::block_mask() const {
   require_host(data_->view, "Mask::block_mask");
@@ -365,7 +387,8 @@ Device Mask::device() const { return data_->view.device; }
 int64_t Mask::memory_bytes() const {
   const Bounds& b = *data_->bounds;
   const Positions& p = *data_->positions;
-  return static_cast<int64_t>((b.lts.size() + b.lte.size() + b.uts.size() + b.ute.size() + p.q.size() + p.k.size()) *
+  return static_cast<int64_t>((b.lts.size() + b.lte.size() + b.uts.size() + b.ute.size() + b.column_ptr.size() +
+                               b.intervals.size() + p.q.size() + p.k.size()) *
                                   sizeof(int32_t) +
                               data_->block->keep.size());
 }

@@ -81,6 +81,17 @@ bool add_indices(MaskView& view, const MaskTensors& mask) {
   return true;
 }
 
+/// Adds the interval lists as they are, not normalised; returns whether they have elements.
+bool add_interval_lists(MaskView& view, const MaskTensors& mask) {
+  check_interval_lists(mask);
+  if (!mask.column_ptr.defined() || view.seqlen_k == 0) return false;
+  view.bounds_batch = mask.column_ptr.shape[0];
+  view.bounds_heads = mask.column_ptr.shape[1];
+  view.column_ptr = static_cast<const int32_t*>(mask.column_ptr.data);
+  view.intervals = static_cast<const int32_t*>(mask.intervals.data);
+  return true;
+}
+
 /// Adds the block mask; returns whether it has elements.
 bool add_block_mask(MaskView& view, const MaskTensors& mask) {
   const TensorView& keep = mask.block_mask;
@@ -121,12 +132,12 @@ MaskView view_of(const MaskTensors& mask) {
   const bool has_vectors = add_indices(view, mask);
   check_seqlen("seqlen_q", mask.seqlen_q);
   check_seqlen("seqlen_k", mask.seqlen_k);
-  const bool has_positions = add_positions(view, mask);
+  const bool has_lists = add_interval_lists(view, mask), has_positions = add_positions(view, mask);
   Band band = mask.band;
   set_band(view, band, has_positions ? 0 : mask.q_offset.value_or(mask.seqlen_k - mask.seqlen_q));
   const bool has_blocks = add_block_mask(view, mask);
   check_broadcast(view);
-  if (!has_vectors && !has_blocks && !has_positions)
+  if (!has_vectors && !has_lists && !has_blocks && !has_positions)
     view.content_hash = content_hash::finish(content_hash::frame(view), 0);
   return view;
 }
@@ -136,13 +147,16 @@ void check_contents(const MaskTensors& mask) {
   for (const auto& [argument, t] : {std::pair<const char*, const TensorView&>{"startend_row_indices", indices},
                                     {"block_mask", mask.block_mask},
                                     {"q_pos", mask.q_pos},
-                                    {"k_pos", mask.k_pos}}) {
+                                    {"k_pos", mask.k_pos},
+                                    {"column_ptr", mask.column_ptr},
+                                    {"intervals", mask.intervals}}) {
     if (t.defined()) check_data(argument, t);
   }
   if (indices.defined() && indices.device.kind != Device::Kind::kCpu && mask.seqlen_k > 0) check_contiguous(indices);
 }
 
 bool can_be_borrowed(const MaskTensors& mask) {
+  if (mask.column_ptr.defined()) return false;  // they have to be normalised
   return is_contiguous(mask.indices) && is_contiguous(mask.block_mask) && mask.block_mask.dtype != DataType::kInt32 &&
          is_contiguous(mask.q_pos) && is_contiguous(mask.k_pos);
 }
@@ -207,6 +221,29 @@ void check_positions(const MaskTensors& mask) {
                   "; copy one of them to where the other is");
   if (mask.q_offset)
     throw_invalid("q_offset is ", *mask.q_offset, "; it must be absent with q_pos and k_pos, which take its place");
+}
+
+void check_interval_lists(const MaskTensors& mask) {
+  const TensorView &ptr = mask.column_ptr, &intervals = mask.intervals;
+  if (!ptr.defined() && !intervals.defined()) return;
+  if (!ptr.defined() || !intervals.defined())
+    throw_invalid(ptr.defined() ? "intervals" : "column_ptr", " is absent and ",
+                  ptr.defined() ? "column_ptr" : "intervals", " is given; they come together");
+  if (mask.indices.defined())
+    throw_invalid("column_ptr and startend_row_indices are both given; a mask has one of them");
+  if (ptr.dtype != DataType::kInt32 || ptr.rank != 3 || ptr.shape[0] < 1 || ptr.shape[1] < 1 ||
+      ptr.shape[2] != mask.seqlen_k + 1)
+    throw_invalid("column_ptr is ", describe(ptr), "; it must be int32 [batch, heads, seqlen_k + 1], with ",
+                  mask.seqlen_k + 1, " columns' ends");
+  if (intervals.dtype != DataType::kInt32 || intervals.rank != 2 || intervals.shape[0] < 0 ||
+      intervals.shape[0] > INT32_MAX || intervals.shape[1] != 2)
+    throw_invalid("intervals is ", describe(intervals), "; it must be int32 [n, 2], with at most ", INT32_MAX,
+                  " pairs of begin and end");
+  check_extent("column_ptr", ptr);
+  check_extent("intervals", intervals);
+  for (const TensorView* t : {&ptr, &intervals}) {
+    if (t->device.kind != Device::Kind::kCpu) throw_lists_on(t->device);
+  }
 }
 
 void check_seqlen(const char* argument, int64_t seqlen) {

@@ -14,11 +14,12 @@ namespace flashmask {
 struct MaskTensors {
   int64_t seqlen_q = 0, seqlen_k = 0;
   Band band{};
-  std::optional<int64_t> q_offset{};  ///< absent: seqlen_k - seqlen_q
-  bool causal = false;                ///< how the vectors of `indices` are meant
-  TensorView indices{};               ///< as from_startend_row_indices takes them; undefined: none
-  TensorView block_mask{};            ///< as Mask::with_block_mask takes it; undefined: none
-  TensorView q_pos{}, k_pos{};        ///< as Mask::with_positions takes them; undefined: none
+  std::optional<int64_t> q_offset{};     ///< absent: seqlen_k - seqlen_q
+  bool causal = false;                   ///< how the vectors of `indices` are meant
+  TensorView indices{};                  ///< as from_startend_row_indices takes them; undefined: none
+  TensorView block_mask{};               ///< as Mask::with_block_mask takes it; undefined: none
+  TensorView q_pos{}, k_pos{};           ///< as Mask::with_positions takes them; undefined: none
+  TensorView column_ptr{}, intervals{};  ///< as MaskParts has them, in place of `indices`; undefined: none
 };
 
 /// The mask as a view of the tensors in place, its shapes checked. Contents may be read through it once check_contents
@@ -57,6 +58,10 @@ inline void check_offset(int64_t q_offset) {
 /// Throws unless these are positions of a mask of such lengths, both or neither, and without a q_offset; data is not
 /// looked at.
 void check_positions(const MaskTensors& mask);
+
+/// Throws unless these are interval lists of a mask of such lengths, both or neither, in host memory and without
+/// indices; data is not looked at.
+void check_interval_lists(const MaskTensors& mask);
 
 /// Sets the view's diagonals and q_offset. Throws unless q_offset is within [-2^40, 2^40], or with positions unless the
 /// band's edges can be compared with them. Edges of the band that no element can be beyond go.

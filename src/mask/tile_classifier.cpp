@@ -70,15 +70,13 @@ void TileClassifier::judge_positions(int64_t key_begin, int64_t key_end, std::sp
   }
 }
 
-void TileClassifier::classify(const rules::Columns& columns, int64_t key_begin, int64_t key_end,
-                              std::span<uint64_t> live, std::span<uint64_t> full) {
+void TileClassifier::classify(const ColumnRows& columns, int64_t key_begin, int64_t key_end, std::span<uint64_t> live,
+                              std::span<uint64_t> full) {
   for (int64_t j = key_begin; j < key_end; ++j) {
-    rules::Interval hidden[4];
-    const int n = rules::merge(rules::hidden_rows(columns, static_cast<int32_t>(j)), hidden);
-    for (int k = 0; k < n; ++k) {
-      add(covered_, rules::covered_tiles(hidden[k], tile_rows_, seqlen_q_));
-      add(touched_, rules::touched_tiles(hidden[k], tile_rows_));
-    }
+    columns.for_each_hidden(static_cast<int32_t>(j), [this](rules::Interval hidden) {
+      add(covered_, rules::covered_tiles(hidden, tile_rows_, seqlen_q_));
+      add(touched_, rules::touched_tiles(hidden, tile_rows_));
+    });
   }
   const auto count = static_cast<int32_t>(key_end - key_begin);
   int32_t covered = 0, touched = 0;
@@ -129,7 +127,7 @@ TileGrid classify_tiles(const MaskView& view, int64_t batch, int64_t head, TileS
   TileClassifier classifier(view.seqlen_q, part.rows);
   classifier.set_positions(position_band(view, batch));
   std::vector<uint64_t> live(static_cast<std::size_t>(classifier.words())), full(live.size());
-  const rules::Columns column = columns(view, batch, head);
+  const ColumnRows column = column_rows(view, batch, head);
   for (int64_t c = 0; c < part_keys; ++c) {
     classifier.classify(column, c * part.keys, std::min((c + 1) * part.keys, view.seqlen_k), live, full);
     for (int64_t r = 0; r < part_rows; ++r) {

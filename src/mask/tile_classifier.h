@@ -7,14 +7,16 @@
 
 #include "flashmask/mask.h"
 #include "flashmask/tiles.h"
+#include "mask/column_rows.h"
 #include "mask/rules.h"
 
 namespace flashmask {
 
-/// Classifies the row tiles of one range of key columns at a time: linear in the number of columns plus one 64th of the
-/// number of row tiles, and exact but for a band over positions. Such a band is judged by the least and the
-/// greatest position of a tile's rows and of its keys, in time linear in the row tiles: a tile called live may have no
-/// visible element, and a full tile may be called partial, never the other way round. Reuse one object for all ranges.
+/// Classifies the row tiles of one range of key columns at a time: linear in the number of columns and hidden intervals
+/// plus one 64th of the number of row tiles, and exact but for a band over positions. Such a band is judged by the
+/// least and the greatest position of a tile's rows and of its keys, in time linear in the row tiles: a tile called
+/// live may have no visible element, and a full tile may be called partial, never the other way round. Reuse one object
+/// for all ranges.
 class TileClassifier {
  public:
   TileClassifier(int64_t seqlen_q, int64_t tile_rows);
@@ -27,7 +29,7 @@ class TileClassifier {
 
   /// Bit r % 64 of word r / 64 of `live` (`full`) is set if some (every) element of row tile r and keys
   /// [key_begin, key_end) is visible. Both spans have words() entries; bits past the last tile are clear.
-  void classify(const rules::Columns& columns, int64_t key_begin, int64_t key_end, std::span<uint64_t> live,
+  void classify(const ColumnRows& columns, int64_t key_begin, int64_t key_end, std::span<uint64_t> live,
                 std::span<uint64_t> full);
 
  private:

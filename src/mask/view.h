@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "flashmask/mask.h"
+#include "mask/column_rows.h"
 #include "mask/rules.h"
 
 namespace flashmask {
@@ -67,6 +68,15 @@ inline rules::Columns columns(const MaskView& view, int64_t b, int64_t h) {
   return own;
 }
 
+/// The hidden rows of columns(view, b, h), interval lists included.
+inline ColumnRows column_rows(const MaskView& view, int64_t b, int64_t h) {
+  const rules::Columns own = columns(view, b, h);
+  if (!view.column_ptr) return own;
+  const int64_t list = broadcast_index(b, view.batch(), view.bounds_batch) * view.bounds_heads +
+                       broadcast_index(h, view.heads(), view.bounds_heads);
+  return {own, view.column_ptr + list * (view.seqlen_k + 1), view.intervals};
+}
+
 /// True if there is a band and it compares positions.
 inline bool compares_positions(const MaskView& view) {
   return view.has_positions && (view.diagonal_lo != INT32_MIN || view.diagonal_hi != INT32_MAX);
@@ -89,7 +99,7 @@ inline const uint8_t* block_mask(const MaskView& view, int64_t b, int64_t h) {
 
 /// True if row `i` of this batch entry and head sees key `j`.
 inline bool is_visible(const MaskView& view, int64_t b, int64_t h, int64_t i, int64_t j) {
-  if (!rules::is_visible(columns(view, b, h), static_cast<int32_t>(i), static_cast<int32_t>(j))) return false;
+  if (!column_rows(view, b, h).is_visible(static_cast<int32_t>(i), static_cast<int32_t>(j))) return false;
   const rules::PositionBand band = position_band(view, b);
   if (band.q_pos && !rules::in_band(band, band.q_pos[i], band.k_pos[j])) return false;
   const uint8_t* keep = block_mask(view, b, h);

@@ -131,7 +131,7 @@ class Collector {
     return std::move(seen_);
   }
 
-  /// By live tiles, where columns alone do not say it: a key of a live tile counts as seen.
+  /// By live tiles, where vectors and a band alone do not say it: a key of a live tile counts as seen.
   SeenKeys by_tiles() && {
     TileClassifier classifier(mask_.seqlen_q, unit_);
     classifier.set_positions(position_band(mask_, batch_));
@@ -139,7 +139,7 @@ class Collector {
     for_each_block([&](int64_t begin, int64_t end) {
       ranges_.clear();
       for (std::size_t h = 0; h < heads_.size(); ++h) {
-        classifier.classify(heads_[h], begin, end, live, full);
+        classifier.classify(column_rows(mask_, batch_, static_cast<int64_t>(h)), begin, end, live, full);
         clear_hidden_blocks(block_mask(mask_, batch_, static_cast<int64_t>(h)), begin / kBlockMaskSize, live);
         Ranges own;
         for_each_run(live, [&](int32_t from, int32_t to) { own.push_back({from, to}); });
@@ -217,7 +217,7 @@ Visibility visibility(const MaskView& mask, int64_t unit) {
   std::vector<int64_t> steps(static_cast<std::size_t>(seen.units) + 1, 0);
   for (int64_t b = 0; b < mask.batch(); ++b) {
     Collector collector(mask, b, seen, steps);
-    const bool by_tiles = mask.block_mask || compares_positions(mask);
+    const bool by_tiles = mask.block_mask || mask.column_ptr || compares_positions(mask);
     seen.entries.push_back(by_tiles ? std::move(collector).by_tiles() : std::move(collector).by_columns());
   }
   int64_t tiles = 0;

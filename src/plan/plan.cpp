@@ -73,8 +73,23 @@ void clear_blocks(const uint8_t* keep, int64_t key_blocks, int64_t key_block, in
   }
 }
 
+/// rules::last_visible_row of a column with a list.
+template <typename IsLive>
+int32_t last_listed_row(const ColumnRows& column, const rules::PositionBand& band, int32_t key, const IsLive& is_live) {
+  for (int32_t row = column.columns().seqlen_q - 1; row >= 0;) {
+    if (!is_live(row / kGranuleRows)) {
+      row = row / static_cast<int32_t>(kGranuleRows) * static_cast<int32_t>(kGranuleRows) - 1;
+    } else if (column.is_visible(row, key) && (!band.q_pos || rules::in_band(band, band.q_pos[row], band.k_pos[key]))) {
+      return row;
+    } else {
+      --row;
+    }
+  }
+  return -1;
+}
+
 /// Extends `extent` by the rows and keys visible in block `c` of keys, whose live granules are `live`.
-void extend(VisibleExtent& extent, const rules::Columns& column, const rules::PositionBand& band, int64_t seqlen_k,
+void extend(VisibleExtent& extent, const ColumnRows& column, const rules::PositionBand& band, int64_t seqlen_k,
             int64_t c, std::span<const uint64_t> live) {
   const auto is_live = [live](int32_t granule) {
     return (live[static_cast<std::size_t>(granule / 64)] >> (granule % 64) & 1) != 0;
@@ -82,7 +97,9 @@ void extend(VisibleExtent& extent, const rules::Columns& column, const rules::Po
   const auto first = static_cast<int32_t>(c * kGranuleKeys);
   const auto end = static_cast<int32_t>(std::min((c + 1) * kGranuleKeys, seqlen_k));
   for (int32_t key = first; key < end; ++key) {
-    const int32_t row = rules::last_visible_row<kGranuleRows>(column, band, key, is_live);
+    const int32_t row = column.has_lists()
+                            ? last_listed_row(column, band, key, is_live)
+                            : rules::last_visible_row<kGranuleRows>(column.columns(), band, key, is_live);
     if (row < 0) continue;
     extent = {std::max(extent.rows, row + 1), std::max(extent.keys, key + 1)};
   }
@@ -244,7 +261,7 @@ void build_plan(const MaskView& mask, std::span<std::byte> buffer) {
   auto* const extents = at<VisibleExtent>(buffer, layout.extents());
   for (int64_t m = 0; m < layout.batch * layout.heads; ++m) {
     const int64_t b = m / layout.heads, h = m % layout.heads;
-    const rules::Columns column = columns(mask, b, h);
+    const ColumnRows column = column_rows(mask, b, h);
     classifier.set_positions(position_band(mask, b));
     const uint8_t* keep = block_mask(mask, b, h);
     uint64_t* key_live = at<uint64_t>(buffer, layout.key_live_bits) + m * layout.key_blocks * layout.words_per_key;

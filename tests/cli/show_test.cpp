@@ -294,6 +294,18 @@ TEST(ShowFile, AMaskWithoutAVectorFormShowsItsOwnParts) {
   expect_contains(output_of({"show", path}), "-6 <= key - (row + 0) <= 6");
 }
 
+TEST(ShowFile, IntervalLists) {
+  const TemporaryFolder folder;
+  const Mask mask({.seqlen_q = 9, .seqlen_k = 2, .column_ptr = {0, 3, 3}, .intervals = {0, 1, 2, 3, 4, 6}});
+  const std::string path = folder.write("mask.json", io::to_json(mask).dump());
+  const json shown = json_of({"show", path, "--json"});
+  EXPECT_EQ(shown["statistics"]["visible"], 18 - 4);
+  EXPECT_EQ(shown["vectors"]["form"], "band_and_intervals");
+  EXPECT_EQ(shown["mask"], json(io::to_json(mask)));
+  expect_contains(output_of({"show", path}), "up to 3 hidden intervals per key");
+  expect_failure({"show", path, "--html", folder / "page.html"}, kFailed, {"the mask has interval lists"});
+}
+
 TEST(ShowFile, ABlockMaskIsLeftOutOfTheVectors) {
   const TemporaryFolder folder;
   const Mask mask = make_family("causal", 300).with_block_mask({1, 1, 1, 0, 1, 1, 1, 1, 1});

@@ -44,6 +44,7 @@ TEST(MaskJson, EveryFamilyComesBack) {
 }
 
 TEST(MaskJson, EveryPartComesBack) {
+  expect_round_trip(Mask({.seqlen_q = 9, .seqlen_k = 2, .column_ptr = {0, 3, 3}, .intervals = {0, 1, 2, 3, 4, 5}}));
   expect_round_trip(masks::causal(3, 900, -7));
   expect_round_trip(masks::sliding_window(40, 30, 4, 2));
   expect_round_trip(

@@ -30,6 +30,17 @@ inline int64_t distance_of(const MaskParts& mask, int64_t position, int64_t i, i
          mask.q_pos[static_cast<std::size_t>(position * mask.seqlen_q + i)];
 }
 
+/// True if row `i` is in one of the intervals that the lists have for a column of [batch, head] `bounds`.
+inline bool in_list(const MaskParts& mask, int64_t bounds, int64_t column, int64_t i) {
+  if (mask.column_ptr.empty()) return false;
+  const auto at = static_cast<std::size_t>(bounds * (mask.seqlen_k + 1) + column);
+  for (int32_t n = mask.column_ptr[at]; n < mask.column_ptr[at + 1]; ++n) {
+    const auto pair = static_cast<std::size_t>(n) * 2;
+    if (mask.intervals[pair] <= i && i < mask.intervals[pair + 1]) return true;
+  }
+  return false;
+}
+
 /// The rule. `bounds` and `block` say which [batch, head] of the vectors and of the block mask is meant.
 inline bool sees(const MaskParts& mask, int64_t bounds, int64_t block, int64_t position, int64_t i, int64_t j) {
   const int64_t distance = distance_of(mask, position, i, j);
@@ -37,6 +48,7 @@ inline bool sees(const MaskParts& mask, int64_t bounds, int64_t block, int64_t p
   if (mask.band.hi && distance > *mask.band.hi) return false;
   const auto column = static_cast<std::size_t>(bounds * mask.seqlen_k + j);
   if (in_interval(mask.lts, mask.lte, column, i) || in_interval(mask.uts, mask.ute, column, i)) return false;
+  if (in_list(mask, bounds, j, i)) return false;
   if (mask.block_mask.empty()) return true;
   const int64_t block_rows = (mask.seqlen_q + 127) / 128, block_keys = (mask.seqlen_k + 127) / 128;
   return mask.block_mask[static_cast<std::size_t>((block * block_rows + i / 128) * block_keys + j / 128)] != 0;
@@ -46,7 +58,8 @@ inline bool sees(const MaskParts& mask, int64_t bounds, int64_t block, int64_t p
 /// mask's own. Batch entries of the mask are broadcast from 1; a mask head serves heads / mask heads
 /// consecutive heads.
 inline std::vector<uint8_t> dense_by_rule(const MaskParts& mask, int64_t batch = 0, int64_t heads = 0) {
-  const bool vectors = !mask.lts.empty() || !mask.lte.empty() || !mask.uts.empty() || !mask.ute.empty();
+  const bool vectors =
+      !mask.lts.empty() || !mask.lte.empty() || !mask.uts.empty() || !mask.ute.empty() || !mask.column_ptr.empty();
   const int64_t own_batch = vectors ? mask.batch : 1, own_heads = vectors ? mask.heads : 1;
   const int64_t block_batch = mask.block_mask.empty() ? 1 : mask.block_batch,
                 block_heads = mask.block_mask.empty() ? 1 : mask.block_heads;
@@ -92,7 +105,9 @@ inline MaskParts parts_of(const Mask& mask) {
           .block_mask = copy(mask.block_mask()),
           .position_batch = positions,
           .q_pos = copies(mask.q_pos(), positions / view.q_pos_batch),
-          .k_pos = copies(mask.k_pos(), positions / view.k_pos_batch)};
+          .k_pos = copies(mask.k_pos(), positions / view.k_pos_batch),
+          .column_ptr = copy(mask.column_ptr()),
+          .intervals = copy(mask.intervals())};
 }
 
 }  // namespace flashmask::test

@@ -24,6 +24,7 @@ enum class ColumnKind {
   kSparseHoles,   ///< a short hidden run in a few columns, most of them wholly visible
   kAlmostHidden,  ///< only a short visible run in a few columns
   kSomeOfFour,    ///< a random choice of the four vectors is present
+  kLists,         ///< interval lists of up to eight, in any order; CPUs alone take them, so not among kAllColumnKinds
 };
 inline constexpr ColumnKind kAllColumnKinds[] = {
     ColumnKind::kNone,    ColumnKind::kDocuments,   ColumnKind::kEviction,     ColumnKind::kFourBounds,
@@ -48,6 +49,23 @@ inline Band random_band(Random& random, int64_t seqlen_q, int64_t seqlen_k) {
       return {.lo = std::nullopt, .hi = random.integer(-reach, reach)};
     default:
       return {.lo = random.integer(-reach, reach), .hi = random.integer(-reach, reach)};
+  }
+}
+
+/// Interval lists in place of vectors.
+inline void draw_lists(Random& random, MaskParts& parts) {
+  const auto rows = static_cast<int32_t>(parts.seqlen_q);
+  const int64_t most = random.integer(0, 8), longest = random.flip() ? rows : 6;
+  const auto end_column = [&] { parts.column_ptr.push_back(static_cast<int32_t>(parts.intervals.size() / 2)); };
+  for (int64_t bh = 0; bh < parts.batch * parts.heads; ++bh) {
+    end_column();
+    for (int64_t j = 0; j < parts.seqlen_k; ++j, end_column()) {
+      for (int64_t n = random.integer(0, most); n > 0; --n) {
+        const auto begin = static_cast<int32_t>(random.integer(-2, rows + 2));
+        parts.intervals.push_back(begin);
+        parts.intervals.push_back(begin + static_cast<int32_t>(random.integer(-1, longest)));
+      }
+    }
   }
 }
 
@@ -114,6 +132,8 @@ inline void draw_columns(Random& random, ColumnKind kind, MaskParts& parts) {
         for (std::size_t at = 0; at < columns; ++at) vector->push_back(any());
       }
       return;
+    case ColumnKind::kLists:
+      return draw_lists(random, parts);
   }
 }
 

@@ -57,6 +57,7 @@ MaskVectors from_parts(const Mask& mask, int64_t batch, int64_t head) {
       "no form of startend_row_indices says this; the mask's own parts: {} <= key - (row + {}) <= {} (an unbounded "
       "edge hides nothing), and hidden rows of each key column",
       edge_text(mask.band().lo), mask.q_offset(), edge_text(mask.band().hi));
+  if (mask.has_interval_lists()) result.meaning += fmt::format(", up to {} intervals in lists", mask.num_intervals());
   const MaskView& view = mask.view();
   const int64_t m = broadcast(batch, mask.batch(), view.bounds_batch) * view.bounds_heads +
                     broadcast(head, mask.heads(), view.bounds_heads);

@@ -22,6 +22,8 @@ using nlohmann::json;
 
 constexpr std::array<std::pair<const char*, std::vector<int32_t> MaskParts::*>, 4> kVectors{
     {{"lts", &MaskParts::lts}, {"lte", &MaskParts::lte}, {"uts", &MaskParts::uts}, {"ute", &MaskParts::ute}}};
+constexpr std::array<std::pair<const char*, std::vector<int32_t> MaskParts::*>, 2> kLists{
+    {{"column_ptr", &MaskParts::column_ptr}, {"intervals", &MaskParts::intervals}}};
 
 void check_object(const json& value, std::string_view what, std::initializer_list<std::string_view> known) {
   if (!value.is_object()) fail("{} must be a JSON object, not {}", what, value.type_name());
@@ -103,6 +105,10 @@ json to_json(const Mask& mask) {
        {std::pair{"lts", mask.lts()}, {"lte", mask.lte()}, {"uts", mask.uts()}, {"ute", mask.ute()}}) {
     if (!vector.empty()) out[key] = vector;
   }
+  if (mask.has_interval_lists()) {
+    out["column_ptr"] = mask.column_ptr();
+    out["intervals"] = mask.intervals();
+  }
   if (mask.has_block_mask()) {
     out["block_batch"] = view.block_batch;
     out["block_heads"] = view.block_heads;
@@ -113,8 +119,8 @@ json to_json(const Mask& mask) {
 
 Mask mask_from_json(const json& value) {
   check_object(value, "the mask",
-               {"seqlen_q", "seqlen_k", "band", "q_offset", "batch", "heads", "lts", "lte", "uts", "ute", "block_batch",
-                "block_heads", "block_mask"});
+               {"seqlen_q", "seqlen_k", "band", "q_offset", "batch", "heads", "lts", "lte", "uts", "ute", "column_ptr",
+                "intervals", "block_batch", "block_heads", "block_mask"});
   MaskParts parts;
   parts.seqlen_q = required_size(value, "seqlen_q");
   parts.seqlen_k = required_size(value, "seqlen_k");
@@ -130,6 +136,9 @@ Mask mask_from_json(const json& value) {
   for (const auto& [key, vector] : kVectors) {
     if (value.contains(key)) parts.*vector = integers<int32_t>(value[key], key);
     check_not_emptied(value, key, (parts.*vector).empty(), parts.seqlen_k == 0);
+  }
+  for (const auto& [key, list] : kLists) {
+    if (value.contains(key)) parts.*list = integers<int32_t>(value[key], key);
   }
   if (value.contains("block_mask")) parts.block_mask = integers<uint8_t>(value["block_mask"], "block_mask");
   check_not_emptied(value, "block_mask", parts.block_mask.empty(), parts.seqlen_q == 0 || parts.seqlen_k == 0);

@@ -13,8 +13,9 @@ namespace flashmask::io {
 inline constexpr int64_t kMostJsonColumns = 4096;
 
 /// A mask as JSON: its MaskParts by name. `band` is {"lo", "hi"}, null where unbounded; vectors are flat arrays
-/// in the order [batch, heads, seqlen_k] and left out where the mask stores none; block_mask likewise, with
-/// block_batch and block_heads. mask_from_json(to_json(mask)) has the same contents, and so the same plan.
+/// in the order [batch, heads, seqlen_k] and left out where the mask stores none; column_ptr and intervals likewise,
+/// and block_mask with block_batch and block_heads. mask_from_json(to_json(mask)) has the same contents, and so the
+/// same plan.
 nlohmann::json to_json(const Mask& mask);
 
 /// Reads what to_json writes. Only seqlen_q and seqlen_k are required, the rest defaults as in MaskParts.

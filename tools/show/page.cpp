@@ -34,6 +34,8 @@ template <typename... Arguments>
 
 void check_size(const Mask& mask, TileShape tile) {
   if (mask.has_block_mask()) fail("a page draws the band and the row intervals; the mask has a block mask, too");
+  if (mask.has_interval_lists())
+    fail("a page draws the band and two row intervals per key; the mask has interval lists");
   if (std::max(mask.seqlen_q(), mask.seqlen_k()) > kMostPageLength) {
     fail("a page takes at most {} query rows and keys; the mask has {} and {}", kMostPageLength, mask.seqlen_q(),
          mask.seqlen_k());

@@ -53,6 +53,7 @@ __all__ = [
     "MaskParameter",
     "MaskParameters",
     "Placement",
+    "Segments",
     "SequenceMask",
     "Statistics",
     "Tensor",
@@ -134,6 +135,8 @@ class Mask(C.Structure):
         ("block_mask", Tensor),
         ("q_pos", Tensor),
         ("k_pos", Tensor),
+        ("column_ptr", Tensor),
+        ("intervals", Tensor),
     ]
 
 
@@ -186,6 +189,17 @@ class Cells(C.Structure):
         ("visible", C.c_void_p),
         ("elements", C.c_void_p),
         ("count", C.c_int64),
+    ]
+
+
+class Segments(C.Structure):
+    _fields_ = [
+        ("struct_size", C.c_uint32),
+        ("reserved", C.c_uint32),
+        ("rows", C.POINTER(C.c_int64)),
+        ("row_count", C.c_int64),
+        ("keys", C.POINTER(C.c_int64)),
+        ("key_count", C.c_int64),
     ]
 
 
@@ -287,6 +301,7 @@ _ARGUMENTS = {
     "fm_mask_to_dense": [_POINTER, _POINTER],
     "fm_mask_from_dense": [_POINTER, _POINTER],
     "fm_mask_to_startend": [_POINTER, _POINTER],
+    "fm_mask_gather": [_POINTER, _POINTER, _POINTER],
     "fm_mask_intersect": [_POINTER, _POINTER, _POINTER],
     "fm_mask_concatenate": [_POINTER, C.c_int64, _POINTER],
     "fm_mask_statistics": [_POINTER, _POINTER],
@@ -409,7 +424,8 @@ def mask_of(mask: Any, describe: Callable[[str, Any], Tensor]) -> Mask:
     )
     left, right = mask.window or (-1, -1)
     tensors = {"bounds": ("startend_row_indices", mask.bounds), "block_mask": ("block_mask", mask.block_mask)}
-    tensors |= {name: (name, getattr(mask, name, None)) for name in ("q_pos", "k_pos")}  # some frontends lack them
+    others = ("q_pos", "k_pos", "column_ptr", "intervals")
+    tensors |= {name: (name, getattr(mask, name, None)) for name in others}  # some frontends lack them
     return make(
         Mask,
         flags=flags,

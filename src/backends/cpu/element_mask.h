@@ -8,6 +8,7 @@
 #include "backends/cpu/tile_kernels.h"
 #include "call/problem.h"
 #include "call/sink_and_dropout.h"
+#include "mask/column_rows.h"
 #include "mask/rules.h"
 
 namespace flashmask::cpu {
@@ -41,12 +42,26 @@ struct alignas(64) ElementMask {
   uint32_t rows[kTileRows / 32][kTileKeys];
 
   /// Loads a tile from the mask's rule. Blocks that a block mask clears are never live, so it does not show up here.
-  void load(const rules::Columns& columns, int64_t row0, int64_t key0, int64_t keys) {
+  void load(const ColumnRows& column_rows, int64_t row0, int64_t key0, int64_t keys) {
+    const rules::Columns& columns = column_rows.columns();
     int32_t at[kTileKeys];
     std::iota(at, at + kTileKeys, 0);
     const TileBounds bounds{columns, static_cast<int32_t>(key0), static_cast<int32_t>(keys)};
     rules::visible_windows<kTileKeys>(columns, bounds, bounds.key0, at, static_cast<int32_t>(row0), rows);
     for (uint32_t (&words)[kTileKeys] : rows) std::fill(words + keys, words + kTileKeys, 0u);
+    if (column_rows.has_lists()) hide_lists(column_rows, bounds.key0, static_cast<int32_t>(row0), keys);
+  }
+
+  /// Hides the elements of a tile that the columns' interval lists hide.
+  void hide_lists(const ColumnRows& column_rows, int32_t key0, int32_t row0, int64_t keys) {
+    const int32_t rows_here = std::min<int32_t>(kTileRows, column_rows.columns().seqlen_q - row0);
+    for (int32_t j = 0; j < keys; ++j) {
+      column_rows.for_each_listed(key0 + j, row0, row0 + rows_here, [&](rules::Interval hidden) {
+        const int32_t begin = std::max(hidden.begin, row0) - row0, end = std::min(hidden.end, row0 + rows_here) - row0;
+        for (int32_t w = begin / 32; w * 32 < end; ++w)
+          rows[w][j] &= ~rules::window_from(begin, w) | rules::window_from(end, w);
+      });
+    }
   }
 
   /// Hides the elements that a band over positions hides; its rows and keys are the tile's.

@@ -30,7 +30,7 @@ class MaskSource {
     if (p.dense.defined()) {
       dense_ = dense_matrix(p, b, h);
     } else {
-      columns_ = flashmask::columns(p.mask, m_ / p.mask.heads(), m_ % p.mask.heads());
+      columns_ = column_rows(p.mask, m_ / p.mask.heads(), m_ % p.mask.heads());
       positions_ = position_band(p.mask, m_ / p.mask.heads());
     }
   }
@@ -91,7 +91,7 @@ class MaskSource {
   const Problem& p_;
   int64_t m_;
   const uint8_t* dense_ = nullptr;
-  rules::Columns columns_{};
+  ColumnRows columns_{rules::Columns{}};
   rules::PositionBand positions_{};
 };
 

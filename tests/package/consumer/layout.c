@@ -71,7 +71,9 @@ AT(fm_mask, bounds, 48);
 AT(fm_mask, block_mask, 144);
 AT(fm_mask, q_pos, 240);
 AT(fm_mask, k_pos, 336);
-ENDS_WITH(fm_mask, k_pos);
+AT(fm_mask, column_ptr, 432);
+AT(fm_mask, intervals, 528);
+ENDS_WITH(fm_mask, intervals);
 
 AT(fm_options, struct_size, 0);
 AT(fm_options, flags, 4);

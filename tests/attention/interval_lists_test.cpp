@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention under masks of any number of hidden intervals per column, against the oracle and with everything executed.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "attention/compare.h"
+#include "flashmask/c_api.h"
+#include "flashmask/plan.h"
+#include "support/expect_error.h"
+#include "support/extent.h"
+
+namespace flashmask::test {
+namespace {
+
+MaskParts random_lists(Random& random, int64_t rows, int64_t keys) {
+  MaskParts parts = random_parts(random, ColumnKind::kLists, rows, keys, random.integer(1, 2),
+                                 random.flip() ? 4 : random.integer(1, 2));
+  if (random.integer(0, 3) == 0) draw_positions(random, random.flip() ? 1 : 2, parts);
+  if (random.integer(0, 3) == 0) draw_block_mask(random, 1, 2, parts);
+  return parts;
+}
+
+TEST(AttentionByLists, MatchesTheOracleAndSkippingChangesNoBit) {
+  Random random(1);
+  for (int64_t n = 0; n < scaled(40); ++n) {
+    const MaskParts parts = random_lists(random, random.integer(1, 300), random.integer(1, 400));
+    const Mask mask(parts);
+    Call<float> call({.batch = 2, .seqlen_q = parts.seqlen_q, .seqlen_k = parts.seqlen_k, .heads_q = 4, .heads_kv = 2},
+                     static_cast<uint64_t>(n));
+    call.with_dlse = true;
+    if (random.flip()) call.add_sink();
+    if (random.flip()) call.options.features.softcap = 4;
+    Call<float> dense = call;
+    call.mask = mask;
+    call.run();
+    SCOPED_TRACE(n);
+    const auto visible = dense_by_rule(parts);
+    expect_matches_oracle(call, visible, mask.batch(), mask.heads());
+    dense.dense = visible;
+    dense.dense_batch = mask.batch();
+    dense.dense_heads = mask.heads();
+    dense.run();
+    EXPECT_TRUE(call.out == dense.out && call.lse == dense.lse && call.dq == dense.dq && call.dk == dense.dk &&
+                call.dv == dense.dv);
+    const Plan plan(mask);
+    EXPECT_EQ(call.executed.forward, plan.view().live_granules() * (2 / mask.batch()) * (4 / mask.heads()));
+    EXPECT_EQ(call.executed.backward_keys, call.executed.forward);
+    EXPECT_EQ(explain(call.forward_args(), call.options).live_tiles, call.executed.forward);
+    if (HasFailure()) return;
+  }
+}
+
+TEST(AttentionByLists, TheReferenceReadsThem) {
+  Random random(2);
+  for (int64_t n = 0; n < scaled(10); ++n) {
+    const MaskParts parts = random_lists(random, random.integer(1, 40), random.integer(1, 40));
+    const Mask mask(parts);
+    Call<double> call(
+        {.batch = 2, .seqlen_q = parts.seqlen_q, .seqlen_k = parts.seqlen_k, .heads_q = 4, .heads_kv = 2});
+    Call<double> dense = call.oracle(dense_by_rule(parts), mask.batch(), mask.heads());
+    call.options.backend = "reference";
+    call.mask = mask;
+    call.run();
+    dense.run();
+    EXPECT_TRUE(same_bits(call, dense)) << n;
+  }
+}
+
+TEST(AttentionByLists, ListsThatFitHaveTheBitsOfVectors) {
+  Random random(3);
+  for (int64_t n = 0; n < scaled(10); ++n) {
+    MaskParts vectors = random_parts(random, ColumnKind::kFourBounds, random.integer(1, 200), random.integer(1, 200));
+    MaskParts lists = vectors;
+    for (std::size_t j = 0; j < vectors.lts.size(); ++j) {
+      lists.column_ptr.push_back(static_cast<int32_t>(lists.intervals.size() / 2));
+      for (const int32_t row : {vectors.uts[j], vectors.ute[j], vectors.lts[j], vectors.lte[j]})
+        lists.intervals.push_back(row);
+    }
+    lists.column_ptr.push_back(static_cast<int32_t>(lists.intervals.size() / 2));
+    for (auto* vector : {&lists.lts, &lists.lte, &lists.uts, &lists.ute}) vector->clear();
+    Call<float> one({.seqlen_q = vectors.seqlen_q, .seqlen_k = vectors.seqlen_k}), other = one;
+    one.mask = Mask(vectors);
+    other.mask = Mask(lists);
+    EXPECT_FALSE(other.mask->has_interval_lists());
+    one.run();
+    other.run();
+    EXPECT_TRUE(same_bits(one, other)) << n;
+  }
+}
+
+TEST(AttentionByLists, ForwardInSplitsReadsThem) {
+  Random random(4);
+  for (int64_t n = 0; n < scaled(10); ++n) {
+    MaskParts parts = random_lists(random, random.integer(1, 200), random.integer(200, 600));
+    const Mask mask(parts);
+    Call<float> call({.batch = 2, .seqlen_q = parts.seqlen_q, .seqlen_k = parts.seqlen_k, .heads_q = 4, .heads_kv = 2});
+    call.options.features.split_size = 128;
+    call.mask = mask;
+    call.run();
+    expect_matches_oracle(call, dense_by_rule(parts), mask.batch(), mask.heads());
+    if (HasFailure()) FAIL() << n;
+  }
+}
+
+TEST(AttentionByLists, CudaRefusesThemByName) {
+  const Device device{Device::Kind::kCuda, 0};
+  const MaskParts parts{.seqlen_q = 9, .seqlen_k = 1, .column_ptr = {0, 3}, .intervals = {1, 2, 3, 4, 5, 6}};
+  const auto refused = [](auto&& call) {
+    expect_error(ErrorCode::kUnsupported,
+                 {"interval lists (more than two hidden intervals in a column)", "CUDA device 0",
+                  "backend 'cpu' takes them, in host memory"},
+                 call);
+  };
+  Call<float> call({.seqlen_q = 9, .seqlen_k = 1});
+  call.mask = Mask(parts);
+  ForwardArgs args = call.forward_args();
+  for (TensorView* t : {&args.q, &args.k, &args.v, &args.out, &args.lse}) t->device = device;
+  refused([&] { forward_workspace(args, {}); });
+  refused([&] { build_plan(call.mask->view(), {}, device, nullptr); });
+  // The lists themselves on the device.
+  fm_mask mask{};
+  mask.struct_size = sizeof(mask);
+  mask.seqlen_q = 9;
+  mask.seqlen_k = 1;
+  mask.column_ptr = {.data = nullptr, .dtype = FM_INT32, .ndim = 3, .shape = {1, 1, 2}, .stride = {2, 2, 1}};
+  mask.intervals = {.data = nullptr, .dtype = FM_INT32, .ndim = 2, .shape = {3, 2}, .stride = {2, 1}};
+  fm_options options{};
+  options.struct_size = sizeof(options);
+  options.device = 1;
+  EXPECT_EQ(fm_plan_build(&mask, nullptr, 0, &options), FM_UNSUPPORTED);
+  EXPECT_NE(std::string(fm_last_error()).find("interval lists"), std::string::npos) << fm_last_error();
+}
+
+TEST(AttentionByLists, AnotherPlanIsRefused) {
+  const MaskParts parts{.seqlen_q = 9, .seqlen_k = 1, .column_ptr = {0, 3}, .intervals = {1, 2, 3, 4, 5, 6}};
+  MaskParts others = parts;
+  others.intervals[0] = 0;
+  Call<float> call({.seqlen_q = 9, .seqlen_k = 1});
+  call.mask = Mask(parts);
+  const Plan own(*call.mask), plan{Mask(others)};
+  call.plan = own.view();
+  call.forward();
+  call.plan = plan.view();
+  expect_invalid({"plan was not made for this mask"}, [&] { call.forward(); });
+}
+
+}  // namespace
+}  // namespace flashmask::test
