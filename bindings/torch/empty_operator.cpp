@@ -29,8 +29,8 @@ using OptionalTensor = std::optional<Tensor>;
 std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor&, const Tensor& v, const OptionalTensor&,
                                    const OptionalTensor&, const OptionalTensor&, std::optional<double>, bool,
                                    std::optional<int64_t>, int64_t, int64_t, bool, const std::string&, int64_t,
-                                   const OptionalTensor&, const OptionalTensor&,
-                                   const OptionalTensor& FLASHMASK_FEATURE_TYPES) {
+                                   const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
+                                   const OptionalTensor&, const OptionalTensor& FLASHMASK_FEATURE_TYPES) {
   const Place place = place_of(q);
   const int64_t batch = q.size(0), seqlen_q = q.size(1), heads = q.size(2);
   return {empty<4>("out", {batch, seqlen_q, heads, v.size(3)}, torch_dtype(q), place),
@@ -42,7 +42,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor&, const Optiona
                                                     const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
                                                     std::optional<double>, bool, std::optional<int64_t>, int64_t,
                                                     int64_t, bool, const std::string&, int64_t, const OptionalTensor&,
-                                                    const OptionalTensor&,
+                                                    const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
                                                     const OptionalTensor& FLASHMASK_FEATURE_TYPES) {
   const Place place = place_of(q);
   return {empty_like("dq", q, torch_dtype(q), place), empty_like("dk", k, torch_dtype(k), place),

@@ -36,6 +36,8 @@ struct MaskArguments {
   int64_t window_left, window_right;
   const OptionalTensor& q_pos;
   const OptionalTensor& k_pos;
+  const OptionalTensor& column_ptr;
+  const OptionalTensor& intervals;
 
   fm_mask read(const Call& call, int64_t seqlen_q, int64_t seqlen_k) const {
     fm_mask mask{};
@@ -56,6 +58,8 @@ struct MaskArguments {
     mask.block_mask = call(block_mask, "block_mask");
     mask.q_pos = call(q_pos, "q_pos");
     mask.k_pos = call(k_pos, "k_pos");
+    mask.column_ptr = call(column_ptr, "column_ptr");
+    mask.intervals = call(intervals, "intervals");
     return mask;
   }
 };
@@ -136,15 +140,17 @@ int64_t size_of(const Tensor& tensor, int64_t dimension, const char* argument) {
 
 Tensor plan(const OptionalTensor& bounds, const OptionalTensor& block_mask, int64_t seqlen_q, int64_t seqlen_k,
             bool causal, std::optional<int64_t> q_offset, int64_t window_left, int64_t window_right,
-            const torch::stable::Device& device, const OptionalTensor& q_pos, const OptionalTensor& k_pos) {
+            const torch::stable::Device& device, const OptionalTensor& q_pos, const OptionalTensor& k_pos,
+            const OptionalTensor& column_ptr, const OptionalTensor& intervals) {
   const Place place = bounds       ? place_of(*bounds)
                       : block_mask ? place_of(*block_mask)
                       : q_pos      ? place_of(*q_pos)
+                      : column_ptr ? place_of(*column_ptr)
                                    : place_of(device);
   const Call call(place, bounds ? "startend_row_indices" : "the call");
-  const fm_mask mask =
-      MaskArguments{bounds, block_mask, causal, q_offset, window_left, window_right, q_pos, k_pos}.read(call, seqlen_q,
-                                                                                                        seqlen_k);
+  const fm_mask mask = MaskArguments{bounds,       block_mask, causal, q_offset,   window_left,
+                                     window_right, q_pos,      k_pos,  column_ptr, intervals}
+                           .read(call, seqlen_q, seqlen_k);
   size_t bytes = 0;
   check(fm_plan_bytes(&mask, &bytes), place);
   const Tensor buffer = empty_bytes("the plan", bytes, place);
@@ -166,7 +172,8 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tenso
                                    std::optional<double> softmax_scale, bool causal, std::optional<int64_t> q_offset,
                                    int64_t window_left, int64_t window_right, bool deterministic,
                                    const std::string& backend, int64_t max_ctas, const OptionalTensor& q_pos,
-                                   const OptionalTensor& k_pos,
+                                   const OptionalTensor& k_pos, const OptionalTensor& column_ptr,
+                                   const OptionalTensor& intervals,
                                    const OptionalTensor& dropout_state FLASHMASK_FEATURE_PARAMETERS) {
   const Place place = place_of(q);
   const Call call(place, "query");
@@ -177,9 +184,9 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tenso
   args.q = call(q, "query");
   args.k = call(k, "key");
   args.v = call(v, "value");
-  const fm_mask mask =
-      MaskArguments{bounds, block_mask, causal, q_offset, window_left, window_right, q_pos, k_pos}.read(call, seqlen_q,
-                                                                                                        seqlen_k);
+  const fm_mask mask = MaskArguments{bounds,       block_mask, causal, q_offset,   window_left,
+                                     window_right, q_pos,      k_pos,  column_ptr, intervals}
+                           .read(call, seqlen_q, seqlen_k);
   args.mask = &mask;
   set_plan(plan_buffer, call, args.plan, args.plan_bytes);
   const Tensor out =
@@ -252,8 +259,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
     const OptionalTensor& plan_buffer, std::optional<double> softmax_scale, bool causal,
     std::optional<int64_t> q_offset, int64_t window_left, int64_t window_right, bool deterministic,
     const std::string& backend, int64_t max_ctas, const OptionalTensor& q_pos, const OptionalTensor& k_pos,
+    const OptionalTensor& column_ptr, const OptionalTensor& intervals,
     const OptionalTensor& dropout_state FLASHMASK_FEATURE_PARAMETERS) {
-  const MaskArguments mask{bounds, block_mask, causal, q_offset, window_left, window_right, q_pos, k_pos};
+  const MaskArguments mask{bounds,       block_mask, causal, q_offset,   window_left,
+                           window_right, q_pos,      k_pos,  column_ptr, intervals};
   BackwardCall made(dout, dlse, q, k, v, out, lse, mask, plan_buffer);
   const Place& place = made.place;
   const Call& call = made.call;
@@ -289,9 +298,10 @@ std::tuple<Tensor, Tensor> partial_backward(const Tensor& dout, const OptionalTe
                                             const OptionalTensor& plan_buffer, std::optional<double> softmax_scale,
                                             bool causal, std::optional<int64_t> q_offset, int64_t window_left,
                                             int64_t window_right, bool deterministic, const std::string& backend,
-                                            int64_t max_ctas, const OptionalTensor& q_pos,
-                                            const OptionalTensor& k_pos) {
-  const MaskArguments mask{bounds, block_mask, causal, q_offset, window_left, window_right, q_pos, k_pos};
+                                            int64_t max_ctas, const OptionalTensor& q_pos, const OptionalTensor& k_pos,
+                                            const OptionalTensor& column_ptr, const OptionalTensor& intervals) {
+  const MaskArguments mask{bounds,       block_mask, causal, q_offset,   window_left,
+                           window_right, q_pos,      k_pos,  column_ptr, intervals};
   BackwardCall made(dout, dlse, q, k, v, out, lse, mask, plan_buffer);
   const Place& place = made.place;
   const Call& call = made.call;

@@ -11,13 +11,14 @@ namespace schemas {
 #define FLASHMASK_PLAIN_OPTIONS                                                                                        \
   "float? softmax_scale, bool causal, SymInt? q_offset, SymInt window_left, SymInt window_right, bool deterministic, " \
   "str backend, int max_ctas=0"
-#define FLASHMASK_POSITIONS ", Tensor? q_pos=None, Tensor? k_pos=None"
+#define FLASHMASK_MASK_TENSORS \
+  ", Tensor? q_pos=None, Tensor? k_pos=None, Tensor? column_ptr=None, Tensor? intervals=None"
 #define FLASHMASK_TENSOR(field, ...) ", Tensor? " #field "=None"
 #define FLASHMASK_NUMBER(field, ...) ", float " #field "=0."
 #define FLASHMASK_COUNT(field, ...) ", int " #field "=0"
 #define FLASHMASK_FLAG(field, ...) ", bool " #field "=False"
-#define FLASHMASK_OPTIONS                                                                        \
-  FLASHMASK_PLAIN_OPTIONS FLASHMASK_POSITIONS ", Tensor? dropout_state=None" FLASHMASK_FEATURES( \
+#define FLASHMASK_OPTIONS                                                                           \
+  FLASHMASK_PLAIN_OPTIONS FLASHMASK_MASK_TENSORS ", Tensor? dropout_state=None" FLASHMASK_FEATURES( \
       FLASHMASK_TENSOR, FLASHMASK_NUMBER, FLASHMASK_COUNT, FLASHMASK_FLAG)
 #define FLASHMASK_BACKWARD_INPUTS                                                                             \
   "Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? bounds, Tensor? " \
@@ -25,7 +26,7 @@ namespace schemas {
 
 constexpr const char* kPlan =
     "plan(Tensor? bounds, Tensor? block_mask, SymInt seqlen_q, SymInt seqlen_k, bool causal, SymInt? q_offset, SymInt "
-    "window_left, SymInt window_right, Device device" FLASHMASK_POSITIONS ") -> Tensor";
+    "window_left, SymInt window_right, Device device" FLASHMASK_MASK_TENSORS ") -> Tensor";
 constexpr const char* kForward =
     "forward(Tensor q, Tensor k, Tensor v, Tensor? bounds, Tensor? block_mask, Tensor? plan, " FLASHMASK_OPTIONS
     ") -> (Tensor out, Tensor lse)";
@@ -33,7 +34,7 @@ constexpr const char* kBackward =
     "backward(" FLASHMASK_BACKWARD_INPUTS FLASHMASK_OPTIONS ") -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)";
 /// dkv: dk and then dv, each contiguous, in one dimension: a context parallel backward sends both at once.
 constexpr const char* kPartialBackward =
-    "partial_backward(" FLASHMASK_BACKWARD_INPUTS FLASHMASK_PLAIN_OPTIONS FLASHMASK_POSITIONS
+    "partial_backward(" FLASHMASK_BACKWARD_INPUTS FLASHMASK_PLAIN_OPTIONS FLASHMASK_MASK_TENSORS
     ") -> (Tensor dq, Tensor dkv)";
 
 /// names: of the vectors and then of the numbers, between commas. shape: keys, and how many numbers the bounds, the
@@ -85,7 +86,7 @@ constexpr const char* kAppendKv =
 #undef FLASHMASK_COUNT
 #undef FLASHMASK_NUMBER
 #undef FLASHMASK_TENSOR
-#undef FLASHMASK_POSITIONS
+#undef FLASHMASK_MASK_TENSORS
 #undef FLASHMASK_PLAIN_OPTIONS
 
 }  // namespace schemas

@@ -152,8 +152,8 @@ def from_dense(visible: torch.Tensor) -> Mask:
 
     bool or uint8 [seqlen_q, seqlen_k] or [batch, heads, seqlen_q, seqlen_k]. Reads the matrix, so on a GPU it waits for
     it, and torch.compile cannot trace it. Bands are tried in the order none, causal, left edge, both, each the tightest
-    that holds; the fewest intervals win. Raises UnrepresentableMaskError naming the first (batch, head, column) that
-    needs more than two intervals and how many.
+    that holds; the fewest intervals win. A matrix that needs more than two in some column becomes a mask with interval
+    lists, which CPUs take.
     """
     is_matrix = isinstance(visible, torch.Tensor) and visible.dtype in (torch.bool, torch.uint8)
     if not is_matrix or visible.ndim not in (2, 4):

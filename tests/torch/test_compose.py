@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masks put together: against their dense matrices, and refused exactly where from_dense refuses the result's."""
+"""Masks put together: against their dense matrices."""
 
 import pytest
 import torch
 from devices import DEVICE
-from flashmask import Mask, UnrepresentableMaskError, UnsupportedError, masks
+from flashmask import Mask, UnsupportedError, masks
 from mask_cases import draw_mask
 
 
@@ -14,17 +14,11 @@ def dense(mask):
 
 
 def check(compose, pieces, want):
-    """compose(), of `pieces`, is the mask of `want`, or there is none; its tensors are where theirs are."""
-    try:
-        mask = compose()
-    except UnrepresentableMaskError:
-        with pytest.raises(UnrepresentableMaskError):
-            masks.from_dense(want)
-        return 0
+    """compose(), of `pieces`, is the mask of `want`; its tensors are where theirs are."""
+    mask = compose()
     assert torch.equal(dense(mask).expand_as(want), want)
     places = {piece.device for piece in pieces} - {None} or {torch.device("cpu")}
     assert mask.device is None or {mask.device} == places
-    return 1
 
 
 def draw_pair(rng):
@@ -35,15 +29,12 @@ def draw_pair(rng):
 
 
 def test_intersections(rng):
-    fit = 0
     for _ in range(150):
         a, b = draw_pair(rng)
-        fit += check(lambda: masks.intersect(a, b), (a, b), dense(a) & dense(b))  # noqa: B023
-    assert fit > 15
+        check(lambda: masks.intersect(a, b), (a, b), dense(a) & dense(b))  # noqa: B023
 
 
 def test_concatenations(rng):
-    fit = 0
     for _ in range(100):
         pieces = [draw_mask(rng, longest=12, block_mask=False).to(DEVICE) for _ in range(rng.randint(1, 3))]
         batch, heads = (max(getattr(m, name) for m in pieces) for name in ("batch", "heads"))
@@ -55,8 +46,7 @@ def test_concatenations(rng):
             ]
         )
         want = want.bool().reshape(batch, heads, *want.shape[2:])
-        fit += check(lambda: masks.concatenate(pieces), pieces, want)  # noqa: B023
-    assert fit > 10
+        check(lambda: masks.concatenate(pieces), pieces, want)  # noqa: B023
 
 
 def test_a_column_of_more_than_two_intervals():
@@ -64,8 +54,9 @@ def test_a_column_of_more_than_two_intervals():
         Mask(10, 4, bounds=torch.tensor(runs, dtype=torch.int32, device=DEVICE).expand(1, 1, 4, 4))
         for runs in ([1, 2, 3, 4], [5, 6, 7, 8])
     )
-    with pytest.raises(UnrepresentableMaskError, match="the intersection.*4"):
-        masks.intersect(one, other)
+    both = masks.intersect(one, other)
+    assert both.bounds is None and both.column_ptr.tolist() == [[[0, 4, 8, 12, 16]]]
+    assert both.intervals.tolist() == [[1, 2], [3, 4], [5, 6], [7, 8]] * 4
     assert masks.intersect(one, one).stats() == one.stats()
 
 

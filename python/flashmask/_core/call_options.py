@@ -133,7 +133,7 @@ def record(name: str, *required: str, **optional: Any) -> Any:
 AttentionOptions = record(
     "AttentionOptions",
     *("softmax_scale", "causal", "q_offset", "window_left", "window_right", "deterministic", "backend"),
-    **{"max_ctas": 0, "q_pos": None, "k_pos": None, "dropout_state": None},
+    **{"max_ctas": 0, "q_pos": None, "k_pos": None, "column_ptr": None, "intervals": None, "dropout_state": None},
     **{option.name: option.default for option in (*TENSORS, *NUMBERS, *FLAGS)},
 )
 

@@ -319,9 +319,11 @@ def within_documents(mask, cu_seqlens, batch):
     cu_seqlens: [documents + 1], of all entries one after the other. UnsupportedError if the mask has other intervals of
     its own.
     """
-    if mask.bounds is not None and mask.bounds.shape[-1] != (1 if mask.causal else 2) or mask.block_mask is not None:
+    is_plain = mask.bounds is None or mask.bounds.shape[-1] == (1 if mask.causal else 2)
+    if not is_plain or mask.block_mask is not None or mask.column_ptr is not None:
         raise UnsupportedError(
-            "cu_seq_lens beside a mask with two intervals or blocks is not implemented; give the whole mask as mask="
+            "cu_seq_lens beside a mask with two intervals, lists of them or blocks is not implemented; give the whole "
+            "mask as mask="
         )
     if mask.seqlen_q != mask.seqlen_k:
         raise UnsupportedError(

@@ -172,11 +172,16 @@ class SequenceMask:
         end: keys past its columns see the band alone, and a bound that reaches its last row holds for good.
 
         Raises ValueError if it is not square, and UnsupportedError naming what a mask of sequences has not: a q_offset,
-        positions.
+        positions, interval lists.
         """
         check_kind("mask", mask, Mask)
         if mask.seqlen_q != mask.seqlen_k:
             raise ValueError(f"mask is for {mask.seqlen_q} rows and {mask.seqlen_k} keys; it must be square")
+        if mask.column_ptr is not None:
+            raise UnsupportedError(
+                "mask has interval lists (more than two hidden intervals in a column), which a mask of sequences "
+                "has not"
+            )
         refused = {"q_offset": mask.q_offset or None, "q_pos": mask.q_pos}
         for name, x in refused.items():
             if x is not None:

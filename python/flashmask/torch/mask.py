@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 BLOCK = 128  # rows and keys of one block of a block mask
 # The constructor's arguments.
-_FIELDS = ("seqlen_q", "seqlen_k", "bounds", "causal", "window", "q_offset", "block_mask", "q_pos", "k_pos")
-_TENSORS = ("bounds", "block_mask", "q_pos", "k_pos")
+_TENSORS = ("bounds", "block_mask", "q_pos", "k_pos", "column_ptr", "intervals")
+_FIELDS = ("seqlen_q", "seqlen_k", "causal", "window", "q_offset", *_TENSORS)
 
 _FORMS = """accepted are
   causal=True    [batch, heads, seqlen_k, 1]  LTS
@@ -40,6 +40,11 @@ class Mask:
 
     {positions}
 
+    column_ptr, intervals: int32 [batch or 1, heads or 1, seqlen_k + 1] and [n, 2], both or neither, in place of bounds:
+    any number of hidden row intervals per column. Column j is hidden from the rows begin <= i < end of intervals
+    column_ptr[j] up to, but not including, column_ptr[j + 1], which count over all batch entries and heads. Intervals
+    may be empty, overlap and come in any order. In host memory alone: CUDA refuses them (UnsupportedError).
+
     Tensors that have to be converted or made contiguous are copied, others are borrowed: they must not change in place
     once plan() was called, and later calls raise if they did.
 
@@ -55,6 +60,8 @@ class Mask:
     block_mask: torch.Tensor | None
     q_pos: torch.Tensor | None
     k_pos: torch.Tensor | None
+    column_ptr: torch.Tensor | None
+    intervals: torch.Tensor | None
 
     def __init__(
         self,
@@ -68,6 +75,8 @@ class Mask:
         block_mask: torch.Tensor | None = None,
         q_pos: torch.Tensor | None = None,
         k_pos: torch.Tensor | None = None,
+        column_ptr: torch.Tensor | None = None,
+        intervals: torch.Tensor | None = None,
     ) -> None:
         seqlen_q, seqlen_k = arguments.length("seqlen_q", seqlen_q), arguments.length("seqlen_k", seqlen_k)
         causal = arguments.flag("causal", causal)
@@ -84,6 +93,9 @@ class Mask:
         q_pos, k_pos = _checked_positions(q_pos, k_pos, self)
         set_field(self, "q_pos", q_pos)
         set_field(self, "k_pos", k_pos)
+        column_ptr, intervals = _checked_lists(column_ptr, intervals, self)
+        set_field(self, "column_ptr", column_ptr)
+        set_field(self, "intervals", intervals)
         set_field(self, "_plans", {})
         if len(self._tensors()) > 1:
             _check_together(self)
@@ -104,12 +116,13 @@ class Mask:
     @property
     def batch(self) -> int:
         """Batch entries of the mask: 1 (for all of the call's), or as many as the call has."""
-        return max([x.shape[0] for x in self._tensors()], default=1)
+        return max([x.shape[0] for x in self._tensors() if x is not self.intervals], default=1)
 
     @property
     def heads(self) -> int:
         """Heads of the mask: 1 (for all of the call's), heads_kv or heads_q; the larger if its tensors have both."""
-        return max([x.shape[1] for x in (self.bounds, self.block_mask) if x is not None], default=1)
+        of_heads = (self.bounds, self.column_ptr, self.block_mask)
+        return max([x.shape[1] for x in of_heads if x is not None], default=1)
 
     @property
     def shape(self) -> torch.Size:
@@ -132,7 +145,8 @@ class Mask:
         return next(iter(self._tensors()), None)
 
     def _tensors(self):
-        return [x for x in (self.bounds, self.block_mask, self.q_pos, self.k_pos) if x is not None]
+        every = (self.bounds, self.block_mask, self.q_pos, self.k_pos, self.column_ptr, self.intervals)
+        return [x for x in every if x is not None]
 
     def _with_tensors(self, change):
         """Returns a copy with change(x) in place of each tensor x, or this mask if no tensor changes."""
@@ -154,6 +168,7 @@ class Mask:
 
         A bound becomes the number of gathered rows before it. A band stays a band if rows and keys are one run each.
         Over several runs it becomes row intervals, if the columns have room for them; otherwise a band over positions.
+        A mask with interval lists is read in host memory, which a trace cannot.
         Raises ValueError naming the segment, and UnsupportedError if the mask has a block mask and a segment does not
         begin at a multiple of 128, or ends elsewhere and is not the last.
         """
@@ -399,7 +414,38 @@ def _checked_positions(q_pos, k_pos, mask):
     return checked
 
 
-_WORDS = {"bounds": "the bounds", "block_mask": "the block mask", "q_pos": "q_pos", "k_pos": "k_pos"}
+def _checked_lists(column_ptr, intervals, mask):
+    """Returns interval lists as contiguous tensors, or neither."""
+    if column_ptr is None and intervals is None:
+        return None, None
+    heads = f"[batch or 1, heads or 1, {mask.seqlen_k + 1}]"
+    for name, x, other, shape in (
+        ("column_ptr", column_ptr, "intervals", heads),
+        ("intervals", intervals, "column_ptr", "[n, 2]"),
+    ):
+        if x is None:
+            raise ValueError(f"{name} is None and {other} is given; they come together")
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name} is a {type(x).__name__}; it must be a tensor")
+        if x.dtype != torch.int32:
+            raise TypeError(f"{name} is {x.dtype} {list(x.shape)}; it must be int32 {shape}")
+    if column_ptr.ndim != 3 or 0 in column_ptr.shape[:2] or column_ptr.shape[2] != mask.seqlen_k + 1:
+        raise ValueError(f"column_ptr is {list(column_ptr.shape)}; it must be int32 {heads}")
+    if intervals.ndim != 2 or intervals.shape[1] != 2:
+        raise ValueError(f"intervals is {list(intervals.shape)}; it must be int32 [n, 2], pairs of begin and end")
+    if mask.bounds is not None:
+        raise ValueError("bounds and column_ptr are both given; a mask has one of them")
+    return column_ptr.contiguous(), intervals.contiguous()
+
+
+_WORDS = {
+    "bounds": "the bounds",
+    "block_mask": "the block mask",
+    "q_pos": "q_pos",
+    "k_pos": "k_pos",
+    "column_ptr": "column_ptr",
+    "intervals": "intervals",
+}
 
 
 def _check_together(mask):
@@ -411,13 +457,15 @@ def _check_together(mask):
                     f"{other} {'are' if other == 'the bounds' else 'is'} on {y.device} and {name} is on {x.device}; "
                     "they must be on one device"
                 )
-            if x.shape[0] != y.shape[0] and 1 not in (x.shape[0], y.shape[0]):
+            of_batch = mask.intervals is not x and mask.intervals is not y
+            if of_batch and x.shape[0] != y.shape[0] and 1 not in (x.shape[0], y.shape[0]):
                 raise ValueError(
                     f"batch of {other} is {y.shape[0]} and of {name} {x.shape[0]}; they must be equal, or one of them 1"
                 )
-    if mask.bounds is None or mask.block_mask is None:
+    columns = mask.column_ptr if mask.bounds is None else mask.bounds
+    if columns is None or mask.block_mask is None:
         return
-    heads = mask.bounds.shape[1], mask.block_mask.shape[1]
+    heads = columns.shape[1], mask.block_mask.shape[1]
     if max(heads) % min(heads):
         raise ValueError(
             f"heads of the bounds is {heads[0]} and of the block mask {heads[1]}; "

@@ -51,14 +51,38 @@ def visible_rows(mask, begin, end):
         return torch.arange(first, last, device=mask.device).view([-1 if d == dimension else 1 for d in range(4)])
 
     every = places(0, 0, mask.batch), places(1, 0, mask.heads), places(2, begin, end), places(3, 0, mask.seqlen_k)
-    return predicate(mask, mask.heads)(*every).expand(mask.batch, mask.heads, -1, -1)
+    return predicate(mask, mask.heads, begin, end)(*every).expand(mask.batch, mask.heads, -1, -1)
 
 
-def predicate(mask, heads):
-    """Makes a broadcasting function of b, h, q, k: row q of batch entry b and head h, of `heads`, sees key k."""
+def listed_rows(mask, begin, end):
+    """The elements of rows [begin, end) that interval lists hide: bool [batch, heads, end - begin, seqlen_k]."""
+    first, last = (x.flatten().long() for x in (mask.column_ptr[..., :-1], mask.column_ptr[..., 1:]))
+    most = mask.intervals.shape[0]
+    if ((first < 0) | (first > last) | (last > most)).any():
+        raise ValueError(
+            f"column_ptr must ascend within [0, {most}], the number of intervals, in each batch entry and head"
+        )
+    count, n = last - first, end - begin
+    column = torch.arange(count.numel(), device=mask.device).repeat_interleave(count)
+    at = torch.arange(column.numel(), device=mask.device) + (first - count.cumsum(0) + count)[column]
+    start, stop = (mask.intervals[at].long() - begin).clamp(0, n).unbind(1)
+    stop = torch.maximum(start, stop)
+    depth = torch.zeros((count.numel(), n + 1), dtype=torch.int32, device=mask.device)  # steps, then their sums
+    for places, step in ((start, 1), (stop, -1)):
+        depth.index_put_((column, places), depth.new_tensor(step), accumulate=True)
+    hidden = depth.cumsum(1, dtype=torch.int32)[:, :n] > 0
+    return hidden.view(*mask.column_ptr.shape[:2], mask.seqlen_k, n).transpose(2, 3)
+
+
+def predicate(mask, heads, begin=0, end=None):
+    """Makes a broadcasting function of b, h, q, k: row q of batch entry b and head h, of `heads`, sees key k.
+
+    begin, end: the rows that it is asked for, which cost memory where interval lists hide them.
+    """
     lo, hi = diagonals(mask)
     pairs = intervals(mask)
     keep = mask.block_mask
+    listed = None if mask.column_ptr is None else listed_rows(mask, begin, mask.seqlen_q if end is None else end)
 
     def pick(x, b, h, *at):
         # Whatever a batch or heads of 1 is broadcast to, b and h are numbers in that.
@@ -82,6 +106,8 @@ def predicate(mask, heads):
             if last is not None:
                 outside = outside | (q >= pick(last, b, h, k))
             visible = visible & outside
+        if listed is not None:
+            visible = visible & ~pick(listed, b, h, q - begin, k)
         return visible if keep is None else visible & (pick(keep, b, h, q // TILE, k // TILE) != 0)
 
     return is_visible
@@ -179,7 +205,11 @@ def _one(mask, batch, head):
     pick = lambda x: None if x is None else x[at(x)][None, None]  # noqa: E731
     own = lambda x: None if x is None else x[min(batch, x.shape[0] - 1)][None]  # noqa: E731
     mask = mask.replace(
-        bounds=pick(mask.bounds), block_mask=pick(mask.block_mask), q_pos=own(mask.q_pos), k_pos=own(mask.k_pos)
+        bounds=pick(mask.bounds),
+        block_mask=pick(mask.block_mask),
+        q_pos=own(mask.q_pos),
+        k_pos=own(mask.k_pos),
+        column_ptr=pick(mask.column_ptr),
     )
     return on_host(mask)
 
@@ -211,7 +241,8 @@ def _cells(mask, side, most_keys=0, batch=0, head=0):
 
 
 def to_startend(mask):
-    shape = (1, 1, mask.seqlen_k) if mask.bounds is None else mask.bounds.shape[:3]
+    columns = mask.column_ptr if mask.bounds is None else mask.bounds
+    shape = (1, 1, mask.seqlen_k) if columns is None else (*columns.shape[:2], mask.seqlen_k)
     out = Vectors(shape, mask.device)
     _call("fm_mask_to_startend", mask_struct(mask := on_host(mask)), out.struct)
     return out.bounds(), bool(out.struct.flags & capi.CAUSAL)
@@ -222,18 +253,42 @@ def from_dense(visible):
     tensor_arguments.check_holds("visible", visible)
     out = Vectors((visible.shape[0], visible.shape[1], visible.shape[3]), visible.device)
     visible = visible.cpu()
-    _call("fm_mask_from_dense", tensor(visible), out.struct)
+    described = tensor(visible)
+    out.write(lambda struct: capi.load().fm_mask_from_dense(C.byref(described), C.byref(struct)))
     return out.fields()
 
 
 class Vectors:
-    """A mask that the library writes, with room for its vectors. shape: batch, heads and seqlen_k."""
+    """A mask that the library writes, with room for its vectors. shape: batch, heads and seqlen_k.
 
-    def __init__(self, shape, device):
-        self._shape, self._device = shape, device
+    rooms: other tensors that the result may have, by their fields.
+    """
+
+    def __init__(self, shape, device, rooms=None):
+        self._shape, self._device, self._rooms = shape, device, dict(rooms or {})
         self._room = torch.empty((*shape, 4), dtype=torch.int32, device="cpu")
         tensor_arguments.check_holds("the mask", self._room)
-        self.struct = capi.make(capi.Mask, bounds=tensor(self._room))
+        self._set_rooms()
+
+    def _set_rooms(self):
+        rooms = {name: tensor(x) for name, x in self._rooms.items()}
+        self.struct = capi.make(capi.Mask, bounds=tensor(self._room), **rooms)
+
+    def write(self, call):
+        """Calls call(struct), again with room for interval lists if the mask turns out to need them."""
+        status = call(self.struct)
+        if status == capi.UNREPRESENTABLE:
+            batch, heads, seqlen_k = self._shape
+            self._rooms["column_ptr"] = torch.empty((batch, heads, seqlen_k + 1), dtype=torch.int32, device="cpu")
+            self._set_rooms()
+            status = call(self.struct)
+            if status == capi.OK and self.struct.intervals.dtype:
+                self._rooms["intervals"] = torch.empty(
+                    (self.struct.intervals.shape[0], 2), dtype=torch.int32, device="cpu"
+                )
+                self._set_rooms()
+                status = call(self.struct)
+        capi.check(status)
 
     def bounds(self):
         """Copies the written vectors to the device; None without vectors."""
@@ -244,9 +299,11 @@ class Vectors:
         return written.view(*self._shape, vectors).to(self._device, copy=True)
 
     def fields(self):
-        """The arguments of the Mask that was written, without a block mask and positions."""
+        """The arguments of the Mask that was written."""
         mask = self.struct
+        written = {name: x.to(self._device) for name, x in self._rooms.items() if getattr(mask, name).dtype}
         return {
+            **written,
             "seqlen_q": mask.seqlen_q,
             "seqlen_k": mask.seqlen_k,
             "bounds": self.bounds(),

@@ -21,6 +21,10 @@ def gather(mask, rows, keys):
     if mask.block_mask is not None:
         _check_blocks("rows", rows)
         _check_blocks("keys", keys)
+    if mask.column_ptr is not None:
+        from .mask_composition import gather_lists
+
+        return gather_lists(mask, rows, keys)
     changes = {"seqlen_q": _length(rows), "seqlen_k": _length(keys), "block_mask": _blocks(mask, rows, keys)}
     bounds = gather_bounds(mask, rows, keys)
     if mask.q_pos is not None:

@@ -41,6 +41,8 @@ def description(mask):
         parts.append(f"q_offset {mask.q_offset}")
     if mask.bounds is not None:
         parts.append(f"{mask.bounds.shape[-1]} bound{'s' if mask.bounds.shape[-1] > 1 else ''} per key")
+    if mask.column_ptr is not None:
+        parts.append(f"{mask.intervals.shape[0]} hidden intervals in lists")
     if mask.block_mask is not None:
         parts.append("block mask")
     if mask.q_pos is not None:

@@ -84,11 +84,12 @@ def plan(mask: Mask, device: Any = None) -> torch.Tensor:
     mask. Traceable; it never waits for the device. Mask.plan keeps one.
     """
     bounds, block_mask, *band = mask_arguments(mask)
-    positions = () if mask.q_pos is None else (mask.q_pos, mask.k_pos)
+    given = mask.q_pos, mask.k_pos, mask.column_ptr, mask.intervals
+    others = given if any(x is not None for x in given) else ()
     place = torch.device(device or "cpu")
     # Without tensors there is nothing that says `meta` to the dispatcher.
     plan_ = _plan_fake if place.type == "meta" else _ops.plan
-    return call(plan_, bounds, block_mask, mask.seqlen_q, mask.seqlen_k, *band, place, *positions)
+    return call(plan_, bounds, block_mask, mask.seqlen_q, mask.seqlen_k, *band, place, *others)
 
 
 def attention(
@@ -152,7 +153,8 @@ def backward(
     """(dq, dk, dv) of attention()'s results; with partial_out as partial_backward. dlse may be None."""
     bounds, block_mask, *band = mask_arguments(mask)
     plain = softmax_scale, *band, deterministic, backend, max_ctas
-    options = AttentionOptions(*plain)._replace(q_pos=mask.q_pos, k_pos=mask.k_pos, partial_out=partial_out)
+    others = {name: getattr(mask, name) for name in ("q_pos", "k_pos", "column_ptr", "intervals")}
+    options = AttentionOptions(*plain)._replace(**others, partial_out=partial_out)
     inputs = (dout, dlse, q, k, v, out, lse, bounds, block_mask, mask.plan(q.device))
     return _backward(*inputs, *options)[:3]
 
@@ -186,7 +188,8 @@ def joined_partial_backward(dout, dlse, q, k, v, out, lse, mask, softmax_scale, 
     """(dq, dkv) of partial_backward(); dkv is dk and then dv, each contiguous, in one dimension."""
     bounds, block_mask, *band = mask_arguments(mask)
     inputs = (dout, dlse, q, k, v, out, lse, bounds, block_mask, mask.plan(q.device))
-    options = (softmax_scale, *band, deterministic, backend, max_ctas, mask.q_pos, mask.k_pos)
+    others = mask.q_pos, mask.k_pos, mask.column_ptr, mask.intervals
+    options = (softmax_scale, *band, deterministic, backend, max_ctas, *others)
     return _undifferentiable(_ops.partial_backward.default, _partial_backward_operator, *inputs, *options)
 
 
@@ -229,15 +232,16 @@ def checked_attention(q, k, v, mask, softmax_scale, layout, deterministic, backe
     if deterministic is None:
         deterministic = _is_deterministic()
     if mask is None:
-        bounds = block_mask = plan_ = q_pos = k_pos = None
+        bounds = block_mask = plan_ = q_pos = k_pos = column_ptr = intervals = None
         options = (softmax_scale, False, None, -1, -1, deterministic, backend)
     else:
         bounds, block_mask, q_pos, k_pos = mask.bounds, mask.block_mask, mask.q_pos, mask.k_pos
+        column_ptr, intervals = mask.column_ptr, mask.intervals
         plan_ = mask.plan(q.device) if is_compiling else mask._plan_in_eager_mode(q.device)
         left, right = mask.window or (-1, -1)
         options = (softmax_scale, mask.causal, mask.q_offset, left, right, deterministic, backend)
-    if features or q_pos is not None:
-        options = (*options, max_ctas, q_pos, k_pos, *(features or _NO_FEATURES))
+    if features or q_pos is not None or column_ptr is not None:
+        options = (*options, max_ctas, q_pos, k_pos, column_ptr, intervals, *(features or _NO_FEATURES))
     elif max_ctas != 0:
         options = (*options, max_ctas)
     # The kernel itself saves a way through the dispatcher; a graph and torch.func need the operator.
@@ -349,11 +353,25 @@ def _raise_as_meant(error):
 
 @torch.library.register_fake("flashmask::plan")
 def _plan_fake(
-    bounds, block_mask, seqlen_q, seqlen_k, causal, q_offset, window_left, window_right, device, q_pos=None, k_pos=None
+    bounds,
+    block_mask,
+    seqlen_q,
+    seqlen_k,
+    causal,
+    q_offset,
+    window_left,
+    window_right,
+    device,
+    q_pos=None,
+    k_pos=None,
+    column_ptr=None,
+    intervals=None,
 ):
-    tensor_arguments.check_one_device(startend_row_indices=bounds, block_mask=block_mask, q_pos=q_pos, k_pos=k_pos)
-    device = next((x.device for x in (bounds, block_mask, q_pos) if x is not None), device)
+    others = dict(q_pos=q_pos, k_pos=k_pos, column_ptr=column_ptr, intervals=intervals)
+    tensor_arguments.check_one_device(startend_row_indices=bounds, block_mask=block_mask, **others)
+    device = next((x.device for x in (bounds, block_mask, q_pos, column_ptr) if x is not None), device)
     tensors = [x for x in (bounds, block_mask) if x is not None and x.shape[2] != 0]  # without columns they say nothing
+    tensors += [] if column_ptr is None or seqlen_k == 0 else [column_ptr]
     positions = [x for x in (q_pos, k_pos) if x is not None and seqlen_q != 0 and seqlen_k != 0]
     batch = max((x.shape[0] for x in (*tensors, *positions)), default=1)
     heads = max((x.shape[1] for x in tensors), default=1)
@@ -383,8 +401,8 @@ def _backward_fake(dout, dlse, q, k, v, out, lse, bounds, block_mask, plan_, *op
 
 @torch.library.register_fake("flashmask::partial_backward")
 def _partial_backward_fake(dout, dlse, q, k, v, out, lse, bounds, block_mask, plan_, *options):
-    positions = dict(zip(("q_pos", "k_pos"), options[_Q_POS:]))  # these tensors alone
-    _check_one_device(dout, dlse, q, k, v, out, lse, bounds, block_mask, plan_, **positions)
+    others = dict(zip(("q_pos", "k_pos", "column_ptr", "intervals"), options[_Q_POS:]))  # these tensors alone
+    _check_one_device(dout, dlse, q, k, v, out, lse, bounds, block_mask, plan_, **others)
     return _empty_like(q, out.dtype), k.new_empty((k.numel() + v.numel(),), dtype=lse.dtype)
 
 
@@ -440,11 +458,11 @@ def _forward_vmap(info, in_dims, q, k, v, bounds, block_mask, plan_, *options):
         is_shared = x is None or dim is None and x.shape[0] == 1
         plan_ = plan_ if is_shared else None  # it was made for fewer masks
         masks.append(x if is_shared else _folded(x, dim, size, q.shape[0] // size).contiguous())
-    for name in ("q_pos", "k_pos"):
-        positions = getattr(options, name)
-        if positions is not None and positions.shape[0] != 1:
+    for name in ("q_pos", "k_pos", "column_ptr"):
+        x = getattr(options, name)
+        if x is not None and x.shape[0] != 1:
             plan_ = None
-            options = options._replace(**{name: _folded(positions, None, size, q.shape[0] // size)})
+            options = options._replace(**{name: _folded(x, None, size, q.shape[0] // size)})
     for name in (option.name for option in TENSORS):
         if (tensor := getattr(options, name)) is not None and tensor.ndim > 1:
             options = options._replace(**{name: _folded(tensor, None, size)})

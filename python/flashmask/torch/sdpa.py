@@ -44,8 +44,8 @@ def scaled_dot_product_attention(
         [batch, heads_q, seqlen_q, head_dim_v]. A row that sees no key is 0.
 
     Raises:
-        UnrepresentableMaskError: a bool mask with a column that needs more than two intervals, which it names.
-        UnsupportedError: a mask of numbers that are added to the scores, or no backend takes the call.
+        UnsupportedError: a mask of numbers that are added to the scores, or no backend takes the call: CUDA no bool
+            mask with a column that needs more than two intervals.
         ValueError, TypeError: an argument is wrong.
     """
     ops.check_dimensions(query, key, value, "bhsd")

@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Masks of more than two hidden intervals per column: against their dense matrices, in every form and in attention.
+
+Each test has its matrix from a rule of its own.
+"""
+
+import pickle
+
+import dense_reference
+import flashmask
+import pytest
+import torch
+from dense_reference import assert_close
+from devices import cpu_only, tolerance_of
+from flashmask import Mask, UnsupportedError, context_parallel, flashmask_attention, masks
+from flashmask.inference import SequenceMask
+from flashmask.torch import ops
+
+pytestmark = cpu_only("CUDA refuses interval lists")
+
+ROWS, KEYS, HEADS = 200, 264, 4
+
+
+def indices(rows, keys):
+    return torch.arange(rows)[:, None], torch.arange(keys)[None, :]
+
+
+def random_exclusions(rows, keys, seed=0):
+    """Causal documents without 5 % of their elements."""
+    row, key = indices(rows, keys)
+    generator = torch.Generator().manual_seed(seed)
+    document = torch.randint(0, 40, (max(rows, keys),), generator=generator).eq(0).cumsum(0)
+    same = document[:rows, None] == document[None, :keys]
+    return same & (key <= row) & (torch.rand(rows, keys, generator=generator) > 0.05)
+
+
+def neighbourhoods(rows, keys, width=20, reach=3):
+    """Pixels near a pixel, of an image of `width` columns, row by row."""
+    row, key = indices(rows, keys)
+    near = (row // width - key // width).abs() <= reach
+    return near & ((row % width - key % width).abs() <= reach)
+
+
+def dilated(rows, keys, reach=40, step=3):
+    row, key = indices(rows, keys)
+    return ((row - key).abs() <= reach) & ((row - key) % step == 0)
+
+
+def bigbird(rows, keys, block=16):
+    """A window, some rows and keys for all, and random blocks."""
+    row, key = indices(rows, keys)
+    generator = torch.Generator().manual_seed(3)
+    chosen = torch.rand(-(-rows // block), -(-keys // block), generator=generator) < 0.15
+    seen = ((row - key).abs() <= 24) | (key < 8) | (row < 8)
+    return seen | chosen[row // block, key // block]
+
+
+def wholly_random(rows, keys):
+    return torch.rand(rows, keys, generator=torch.Generator().manual_seed(4)) > 0.4
+
+
+RULES = [random_exclusions, neighbourhoods, dilated, bigbird, wholly_random]
+
+
+def tensors(dtype, batch=2, rows=ROWS, keys=KEYS):
+    generator = torch.Generator().manual_seed(5)
+    shapes = ((batch, rows, HEADS, 16), (batch, keys, 2, 16), (batch, keys, 2, 8))
+    return [torch.randn(shape, dtype=torch.float64, generator=generator).to(dtype) for shape in shapes]
+
+
+def results(function, leaves, dout, dlse):
+    leaves = [x.detach().clone().requires_grad_() for x in leaves]
+    out, lse = function(*leaves)
+    return (out, lse, *torch.autograd.grad(dense_reference.loss_of(out, lse, dout, dlse), leaves))
+
+
+def compare(call, seen, leaves):
+    """`seen` broadcasts to [batch, heads, rows, keys]."""
+    q, _, v = leaves
+    dout = torch.randn(*q.shape[:3], v.shape[3], dtype=torch.float64)
+    dlse = torch.randn(q.shape[0], q.shape[2], q.shape[1], dtype=torch.float64)
+    seen = seen[(None,) * (4 - seen.ndim)]
+
+    def dense(*x):
+        out, lse = dense_reference.attention(
+            *(y.transpose(1, 2) for y in x), seen.repeat_interleave(HEADS // seen.shape[1], 1)
+        )
+        return out.transpose(1, 2), lse
+
+    got = results(call, leaves, dout, dlse)
+    want = results(dense, [x.double() for x in leaves], dout, dlse)
+    for name, x, y in zip(dense_reference.NAMES, got, want):
+        assert_close(x, y, name, tolerance_of(name, q.dtype))
+
+
+def lists_of(rule, rows=ROWS, keys=KEYS):
+    visible = rule(rows, keys)
+    mask = masks.from_dense(visible)
+    assert mask.column_ptr is not None, "the rule fits two intervals"
+    return mask, visible
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rule", RULES)
+def test_against_a_dense_attention(rule, dtype):
+    mask, visible = lists_of(rule)
+    assert torch.equal(mask.to_dense()[0, 0], visible)
+    compare(lambda *x: flashmask_attention(*x, mask, return_softmax_lse=True), visible, tensors(dtype))
+
+
+def test_batch_and_heads(rng):
+    """Lists of their own for each of some entries and heads, beside a block mask of others."""
+    keep = torch.tensor([[[[1, 1, 0], [0, 1, 1]]], [[[1, 0, 1], [1, 1, 1]]]], dtype=torch.bool)
+    row, key = indices(ROWS, KEYS)
+    for batch, heads in ((1, 1), (2, 1), (1, 2), (2, HEADS)):
+        visible = torch.rand(batch, heads, ROWS, KEYS) > 0.2
+        mask = masks.from_dense(visible)
+        assert mask.shape == visible.shape
+        compare(lambda *x: ops.attention(*x, mask), visible, tensors(torch.float32))  # noqa: B023
+        blocked = mask.replace(block_mask=keep)
+        seen = visible & keep[:, :, row // 128, key // 128]
+        assert torch.equal(blocked.to_dense(), seen)
+        compare(lambda *x: ops.attention(*x, blocked), seen, tensors(torch.float32))  # noqa: B023
+
+
+def test_lists_beside_a_band_and_positions():
+    """Intervals as a caller writes them: in any order, overlapping, empty, out of range."""
+    generator = torch.Generator().manual_seed(6)
+    count = torch.randint(0, 9, (1, 2, KEYS), generator=generator)
+    ends = torch.cat((torch.zeros(1, dtype=torch.int64), count.flatten().cumsum(0)))
+    column_ptr = torch.stack((ends[: KEYS + 1], ends[KEYS:]))[None].int()
+    begin = torch.randint(-5, ROWS + 5, (int(ends[-1]),), generator=generator)
+    intervals = torch.stack((begin, begin + torch.randint(-2, 30, begin.shape, generator=generator)), 1).int()
+    row, key = indices(ROWS, KEYS)
+    hidden = torch.zeros(1, 2, ROWS, KEYS, dtype=torch.bool)
+    for head in range(2):
+        for j in range(KEYS):
+            for n in range(int(column_ptr[0, head, j]), int(column_ptr[0, head, j + 1])):
+                first, last = intervals[n].tolist()
+                hidden[0, head, max(first, 0) : max(last, 0), j] = True
+    q_pos = torch.randint(0, 300, (2, ROWS), dtype=torch.int32, generator=generator)
+    k_pos = torch.randint(0, 300, (1, KEYS), dtype=torch.int32, generator=generator)
+    distance = q_pos[:, None, :, None] - k_pos[:, None, None, :]
+    bands = {
+        (): torch.ones(ROWS, KEYS, dtype=torch.bool),
+        (("causal", True),): key <= row + KEYS - ROWS,
+        (("window", (50, 9)), ("q_offset", 7)): (key >= row + 7 - 50) & (key <= row + 7 + 9),
+        (("causal", True), ("q_pos", q_pos), ("k_pos", k_pos)): distance >= 0,
+        (("window", (90, -1)), ("q_pos", q_pos), ("k_pos", k_pos)): distance <= 90,
+    }
+    for band, inside in bands.items():
+        mask = Mask(ROWS, KEYS, column_ptr=column_ptr, intervals=intervals, **dict(band))
+        seen = inside & ~hidden
+        assert torch.equal(mask.to_dense(), seen)
+        assert mask.stats().visible == int(seen.sum())
+        compare(lambda *x: ops.attention(*x, mask), seen, tensors(torch.float32))  # noqa: B023
+
+
+def test_features():
+    mask, visible = lists_of(wholly_random)
+    q, k, v = tensors(torch.float32)
+    sink = torch.linspace(-1, 2, HEADS)
+    out = flashmask_attention(q, k, v, mask, softcap=3.0, sink=sink)
+    want, _ = dense_reference.attention(*(x.transpose(1, 2) for x in (q, k, v)), visible, softcap=3.0, sink=sink)
+    assert_close(out, want.transpose(1, 2), "out")
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_tiles(rule):
+    mask, visible = lists_of(rule, 300, 400)
+    cells = torch.zeros(384, 512)
+    cells[:300, :400] = visible
+    inside = torch.zeros(384, 512)
+    inside[:300, :400] = 1
+    seen, all_ = (x.view(3, 128, 4, 128).sum((1, 3)) for x in (cells, inside))
+    stats = mask.stats()
+    assert (stats.visible, stats.tiles) == (int(visible.sum()), 12)
+    assert stats.full_tiles == int((seen == all_).sum()) and stats.empty_tiles == int((seen == 0).sum())
+    assert mask.plot().startswith("<svg") and f"{mask.intervals.shape[0]} hidden intervals" in repr(mask)
+
+
+def test_composition():
+    mask, visible = lists_of(dilated)
+    other, others = lists_of(random_exclusions)
+    causal = masks.causal(ROWS, KEYS)
+    both = masks.intersect(mask, other)
+    assert torch.equal(both.to_dense()[0, 0], visible & others)
+    assert torch.equal(masks.intersect(mask, causal).to_dense(), mask.to_dense() & causal.to_dense())
+    packed = masks.concatenate([mask, causal, other]).to_dense()[0, 0]
+    matrices = (visible, causal.to_dense()[0, 0], others)
+    assert torch.equal(packed, torch.block_diag(*(x.int() for x in matrices)).bool())
+    assert torch.equal(masks.crop(mask, (17, 90), (60, 250)).to_dense()[0, 0], visible[17:90, 60:250])
+    fits = masks.crop(mask, (0, 4), (0, KEYS))
+    assert fits.column_ptr is None and torch.equal(fits.to_dense()[0, 0], visible[:4])
+
+
+@pytest.mark.parametrize("band", [{}, {"causal": True}, {"window": (30, 3), "q_offset": 5}])
+def test_gather(band):
+    mask = lists_of(wholly_random)[0].replace(q_offset=None, window=None, causal=False).replace(**band)
+    dense = mask.to_dense()
+    rows, keys = [(3, 40), (41, 130), (190, 200)], [(128, 264), (7, 30)]
+    row, key = (torch.cat([torch.arange(*x) for x in segments]) for segments in (rows, keys))
+    assert torch.equal(mask.gather(rows, keys).to_dense(), dense[:, :, row][:, :, :, key])
+    assert torch.equal(mask.gather(rows).to_dense(), dense[:, :, row])
+    blocked = mask.replace(block_mask=torch.tensor([[[[1, 0, 1], [1, 1, 0]]]]).bool())
+    rows, keys = [(128, 200)], [(128, 256), (0, 128)]
+    row, key = (torch.cat([torch.arange(*x) for x in segments]) for segments in (rows, keys))
+    assert torch.equal(blocked.gather(rows, keys).to_dense(), blocked.to_dense()[:, :, row][:, :, :, key])
+
+
+def test_flex_attention_sees_the_same():
+    from torch.nn.attention.flex_attention import create_mask
+
+    visible = torch.stack([neighbourhoods(ROWS, KEYS), dilated(ROWS, KEYS)])[None]
+    mask = masks.from_dense(visible)
+    block_mask = mask.to_block_mask(heads=HEADS, batch=2)
+    got = create_mask(block_mask.mask_mod, 2, HEADS, ROWS, KEYS, device="cpu")
+    assert torch.equal(got, visible.repeat_interleave(HEADS // 2, 1).expand(2, -1, -1, -1))
+    blocks = torch.nn.functional.pad(visible, (0, 120, 0, 56)).view(1, 2, 2, 128, 3, 128).any(5).any(3)
+    assert torch.equal(block_mask.to_dense().bool(), blocks.repeat_interleave(HEADS // 2, 1).expand(2, -1, -1, -1))
+    assert torch.equal(masks.from_dense(got).to_dense(), got)
+
+
+def test_a_copy_is_the_same_mask(tmp_path):
+    mask, visible = lists_of(bigbird)
+    torch.save(mask, tmp_path / "mask.pt")
+    for copy in (pickle.loads(pickle.dumps(mask)), torch.load(tmp_path / "mask.pt", weights_only=True)):
+        assert torch.equal(copy.to_dense()[0, 0], visible)
+        assert torch.equal(copy.plan("cpu"), mask.plan("cpu"))
+    leaves, tree = torch.utils._pytree.tree_flatten(mask)
+    again = torch.utils._pytree.tree_unflatten(leaves, tree)
+    assert len(leaves) == 2 and torch.equal(again.to_dense(), mask.to_dense())
+
+
+def test_compiled_and_mapped():
+    mask, visible = lists_of(dilated)
+    q, k, v = tensors(torch.float32)
+    want = flashmask_attention(q, k, v, mask)
+    assert torch.equal(torch.compile(flashmask_attention, backend="eager", fullgraph=True)(q, k, v, mask), want)
+    mapped = torch.vmap(lambda *x: flashmask_attention(*x, mask))(*(x[None].expand(2, *x.shape) for x in (q, k, v)))
+    assert torch.equal(mapped[1], want)
+
+
+def test_a_change_in_place_is_noticed():
+    mask, _ = lists_of(dilated)
+    tensors_ = tensors(torch.float32)
+    flashmask_attention(*tensors_, mask)
+    mask.intervals[0, 1] = 0
+    with pytest.raises(RuntimeError, match="changed in place"):
+        flashmask_attention(*tensors_, mask)
+
+
+def test_lists_that_fit_two_are_taken_as_bounds():
+    """The plan and the results have the bits of the bounds that say the same."""
+    bounds = torch.randint(0, 60, (1, 1, KEYS, 4), dtype=torch.int32).cumsum(-1).int()
+    column_ptr = torch.arange(0, 2 * KEYS + 1, 2, dtype=torch.int32)[None, None]
+    mask = Mask(
+        ROWS,
+        KEYS,
+        column_ptr=column_ptr,
+        intervals=bounds.view(-1, 2).flip(0).view(KEYS, 2, 2).flip(0, 1).reshape(-1, 2),
+    )
+    same = Mask(ROWS, KEYS, bounds=bounds)
+    assert torch.equal(mask.to_dense(), same.to_dense())
+    x = tensors(torch.float32)
+    assert torch.equal(flashmask_attention(*x, mask), flashmask_attention(*x, same))
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"column_ptr": torch.zeros(1, 1, 5).int()}, ValueError, "intervals is None and column_ptr is given"),
+        ({"intervals": torch.zeros(1, 2).int()}, ValueError, "column_ptr is None and intervals is given"),
+        ({"column_ptr": torch.zeros(1, 1, 5), "intervals": torch.zeros(1, 2).int()}, TypeError, "float32.*int32"),
+        ({"column_ptr": torch.zeros(1, 1, 4).int(), "intervals": torch.zeros(1, 2).int()}, ValueError, "1, 5"),
+        ({"column_ptr": torch.zeros(1, 1, 5).int(), "intervals": torch.zeros(1, 3).int()}, ValueError, r"\[n, 2\]"),
+        ({"column_ptr": [0], "intervals": torch.zeros(1, 2).int()}, TypeError, "column_ptr is a list"),
+    ],
+)
+def test_wrong_lists(given, error, words):
+    with pytest.raises(error, match=words):
+        Mask(6, 4, **given)
+    with pytest.raises(ValueError, match="both given"):
+        Mask(
+            6,
+            4,
+            bounds=torch.zeros(1, 1, 4, 2).int(),
+            column_ptr=torch.zeros(1, 1, 5).int(),
+            intervals=torch.zeros(0, 2).int(),
+        )
+
+
+def test_wrong_contents_are_named():
+    mask = Mask(6, 2, column_ptr=torch.tensor([[[0, 2, 1]]]).int(), intervals=torch.zeros(2, 2).int())
+    with pytest.raises(ValueError, match=r"column_ptr of \(batch 0, head 0, column 1\) is 2 and the next one 1"):
+        mask.plan("cpu")
+    for ends in ([0, 2, 1], [-1, 0, 0], [0, 0, 3]):
+        with pytest.raises(ValueError, match=r"column_ptr must ascend within \[0, 2\]"):
+            mask.replace(column_ptr=torch.tensor([[ends]]).int()).to_dense()
+
+
+def test_what_takes_no_lists_says_so():
+    mask, _ = lists_of(dilated, 64, 64)
+    with pytest.raises(UnsupportedError, match="interval lists"):
+        SequenceMask.from_mask(mask)
+    with pytest.raises(UnsupportedError, match="interval lists .* context parallelism"):
+        context_parallel.place(mask, 2)
+    with pytest.raises(flashmask.UnrepresentableMaskError, match="does not fit two row intervals"):
+        mask.to_startend()
