@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from flashmask import UnrepresentableMaskError, UnsupportedError, masks
+from flashmask import UnsupportedError, masks
 from flashmask.integrations import _mask_functions
 from flashmask.integrations.transformers import attention_mask as ours
 from transformers import masking_utils as utils
@@ -163,11 +163,13 @@ def test_documents_in_parts_are_looked_at(monkeypatch):
             check(function, SIZES[0], None)
 
 
-def test_what_does_not_fit_is_named():
-    with pytest.raises(
-        UnrepresentableMaskError, match=r"has more than two hidden intervals in column 1 \(batch entry 0"
+def test_more_than_two_intervals_become_lists():
+    for function in (
+        lambda b, h, row, key: (row % 3 == 0) | (key == 0),
+        lambda b, h, row, key: (row + key + b) % 4 != 0,
     ):
-        ours(BATCH, ROWS, ROWS, mask_function=lambda b, h, row, key: (row % 3 == 0) | (key == 0))
+        check(function, SIZES[0], None)
+        assert ours(BATCH, ROWS, ROWS, mask_function=function).column_ptr is not None
 
 
 def test_what_is_too_long_is_refused():

@@ -390,7 +390,8 @@ def _by_elements(function, batch, q_length, kv_length, q_offset, kv_offset, padd
 def mask_from_rows(rows, q_length, kv_length, what):
     """The mask of rows(begin, end), which are bool [batch, heads, end - begin, kv_length], exactly.
 
-    UnrepresentableMaskError names `what` and the first column that needs more than two intervals.
+    A column that needs more than two intervals gives the mask interval lists in host memory; elsewhere it is an
+    UnrepresentableMaskError that names `what` and the first such column.
     """
     if q_length == 0 or kv_length == 0:
         return Mask(q_length, kv_length)
@@ -402,9 +403,11 @@ def mask_from_rows(rows, q_length, kv_length, what):
         before = visible[:, :, -1:]
         changes.append(torch.stack([(batch * visible.shape[1] + head) * kv_length + column, row + begin]))
         columns = before.numel()
-        if sum(part.shape[1] for part in changes) > _CHANGES * columns:
-            break  # more than any mask has
-    runs, count = _hidden_runs(torch.cat(changes, 1), columns, q_length)
+        on_host = before.device.type == "cpu"
+        if not on_host and sum(part.shape[1] for part in changes) > _CHANGES * columns:
+            break  # more than any mask without lists has
+    changes = torch.cat(changes, 1)
+    runs, count = _hidden_runs(changes, columns, q_length)
     runs, count = (x.view(*before.shape[:2], kv_length, -1) for x in (runs, count))
     diagonal = (torch.arange(kv_length, device=runs.device) - (kv_length - q_length)).clamp(0, q_length)
     first_stop = torch.where(runs[..., 0] == 0, runs[..., 1], 0)
@@ -415,6 +418,8 @@ def mask_from_rows(rows, q_length, kv_length, what):
         runs = torch.where(is_bands[..., None], runs.roll(-2, -1), runs)
         count = count - is_bands[..., None].long()
     if (count > 2).any():
+        if on_host:
+            return Mask(q_length, kv_length, **_lists(changes, before.shape[:2], kv_length, q_length))
         batch, head, column, _ = (int(x) for x in (count > 2).nonzero()[0])
         raise UnrepresentableMaskError(
             f"the {what} has more than two hidden intervals in column {column} (batch entry {batch}, head {head})",
@@ -429,14 +434,29 @@ def mask_from_rows(rows, q_length, kv_length, what):
 _CHANGES = 6  # changes in a column with two intervals and a band
 
 
+def _lists(changes, masks, kv_length, q_length):
+    """The interval lists of all runs of hidden rows, of `changes` as _hidden_runs takes them."""
+    column, row, place, number = _places(changes, masks.numel() * kv_length, q_length)
+    ends = torch.nn.functional.pad(((number + 1) // 2).cumsum(0), (1, 0))
+    intervals = row.new_full((2 * int(ends[-1]),), q_length)  # where a run reaches the last row
+    intervals[2 * ends[column] + place] = row
+    column_ptr = torch.cat([ends[:-1].view(*masks, kv_length), ends[kv_length::kv_length].view(*masks, 1)], -1)
+    return {"column_ptr": column_ptr.to(torch.int32), "intervals": intervals.view(-1, 2).to(torch.int32)}
+
+
 def _hidden_runs(changes, columns, q_length):
     """(runs, count): [columns, 6], begin and end of the first three runs of hidden rows; [columns], how many there are.
 
     changes: [2, n], the columns and rows where hidden and visible ones take turns, of which the first rows are visible.
     """
-    column, row = changes[:, (changes[0] * q_length + changes[1]).argsort()]
-    number = torch.bincount(column, minlength=columns)
-    place = torch.arange(len(column), device=column.device) - (number.cumsum(0) - number)[column]
+    column, row, place, number = _places(changes, columns, q_length)
     runs = row.new_full((columns, _CHANGES + 1), q_length)  # the last for those beyond
     runs[column, place.clamp(max=_CHANGES)] = row
     return runs[:, :_CHANGES], (number + 1) // 2
+
+
+def _places(changes, columns, q_length):
+    """(column, row, place, number): the changes in order, the place of each in its column, and how many each has."""
+    column, row = changes[:, (changes[0] * q_length + changes[1]).argsort()]
+    number = torch.bincount(column, minlength=columns)
+    return column, row, torch.arange(len(column), device=column.device) - (number.cumsum(0) - number)[column], number

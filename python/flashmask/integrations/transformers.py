@@ -132,8 +132,8 @@ def attention_mask(
 
     Functions made by transformers' own factories are read and cost O(kv_length). Others are evaluated for every
     element, a few rows at a time, up to a number of elements, with a warning that says how long it took. Raises
-    UnrepresentableMaskError if a column needs more than two intervals, UnsupportedError beyond that number or if
-    torch.compile traces. The other arguments are hints for other implementations.
+    UnrepresentableMaskError if a column needs more than two intervals on a GPU, UnsupportedError beyond that number or
+    if torch.compile traces. The other arguments are hints for other implementations.
     """
     if isinstance(attention_mask, Mask):  # given by the caller, or made before a compiled step of generate()
         return attention_mask
