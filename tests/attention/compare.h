@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "attention/call.h"
+#include "flashmask/plan.h"
 #include "support/independent_rule.h"
 #include "support/random_masks.h"
 
@@ -40,6 +41,26 @@ inline void expect_matches_oracle(const Call<float>& call, const std::vector<uin
     EXPECT_LE(max_error(*got, *want), 1e-5 * max_value(*want)) << name;
   }
   EXPECT_LE(max_error(call.lse, oracle.lse), 1e-3);
+}
+
+/// Runs a call under a mask, and with all tiles executed under the matrix of the mask's rule: the results are right,
+/// and neither skipping changes a bit of them nor does a tile run that is not live.
+inline void expect_right_with_live_tiles_alone(Call<float> call, const MaskParts& parts) {
+  const Mask mask(parts);
+  Call<float> dense = call;
+  call.mask = mask;
+  call.run();
+  dense.dense = dense_by_rule(parts);
+  dense.dense_batch = mask.batch();
+  dense.dense_heads = mask.heads();
+  dense.run();
+  expect_matches_oracle(call, dense.dense, mask.batch(), mask.heads());
+  EXPECT_TRUE(same_bits(call, dense));
+  const Plan plan(mask);
+  const int64_t shared = call.sizes.batch / mask.batch() * (call.sizes.heads_q / mask.heads());
+  EXPECT_EQ(call.executed.forward, plan.view().live_granules() * shared);
+  EXPECT_EQ(call.executed.backward_keys, call.executed.forward);
+  EXPECT_EQ(explain(call.forward_args(), call.options).live_tiles, call.executed.forward);
 }
 
 }  // namespace flashmask::test

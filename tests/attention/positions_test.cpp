@@ -21,26 +21,11 @@ TEST(AttentionByPositions, MatchesTheOracleAndSkippingChangesNoBit) {
   Random random(1);
   for (int64_t n = 0; n < scaled(40); ++n) {
     const MaskParts parts = random_positioned(random, 2);
-    const Mask mask(parts);
     Call<float> call({.batch = 2, .seqlen_q = parts.seqlen_q, .seqlen_k = parts.seqlen_k, .heads_q = 4, .heads_kv = 2},
                      static_cast<uint64_t>(n));
     call.with_dlse = true;
-    Call<float> dense = call;
-    call.mask = mask;
-    call.run();
     SCOPED_TRACE(n);
-    const auto visible = dense_by_rule(parts);
-    expect_matches_oracle(call, visible, mask.batch(), mask.heads());
-    dense.dense = visible;
-    dense.dense_batch = mask.batch();
-    dense.dense_heads = mask.heads();
-    dense.run();
-    EXPECT_TRUE(call.out == dense.out && call.lse == dense.lse && call.dq == dense.dq && call.dk == dense.dk &&
-                call.dv == dense.dv);
-    const Plan plan(mask);
-    EXPECT_EQ(call.executed.forward, plan.view().live_granules() * (2 / mask.batch()) * (4 / mask.heads()));
-    EXPECT_EQ(call.executed.backward_keys, call.executed.forward);
-    EXPECT_EQ(explain(call.forward_args(), call.options).live_tiles, call.executed.forward);
+    expect_right_with_live_tiles_alone(call, parts);
     if (HasFailure()) return;
   }
 }

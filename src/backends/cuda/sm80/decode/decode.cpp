@@ -56,8 +56,8 @@ int resident_ctas(const cuda::DeviceProperties& device, const DecodeKernel& kern
   return std::min(DecodeTile::kMostCtas, bytes / (kernel.compiled.shared_bytes + kReservedBytes));
 }
 
-/// Places of a tile's kernels. Plans, which do not know a cache's type, serve all of them: a cache of e4m3 takes no
-/// more shared memory than others.
+/// Places of a tile's kernels. Plans, which do not know a cache's type, serve all of them; with a cache of e4m3 as
+/// many CTAs fit.
 cuda::WorkPlaces places_of(const Device& device, const DecodeTile& tile) {
   const cuda::DeviceProperties& properties = cuda::device(device.index);
   const int ctas = resident_ctas(properties, kernel_of(DataType::kBFloat16, tile));
