@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "call/quotient.h"
 #include "mask/rules.h"
 
 namespace flashmask {
@@ -100,7 +101,7 @@ class SequenceView {
 
   FLASHMASK_RULE KeyPlace place(int64_t j) const {
     if (!call_.has_tables()) return {b_, j};
-    const int64_t n = j / call_.page_size, page = entry_page(n);
+    const int64_t n = quotient(j, call_.page_size), page = entry_page(n);
     return {page, j - n * call_.page_size};
   }
   /// The page of the n-th page_size keys; -1 if it is not there.

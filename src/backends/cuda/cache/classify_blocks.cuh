@@ -3,11 +3,14 @@
 
 #include "backends/cuda/cache/tile_slots.cuh"
 #include "backends/cuda/device/launch_overlap.cuh"
+#include "backends/cuda/device/shared_memory.cuh"
 
 namespace flashmask::cuda {
 
-/// A CTA has a half of a word's blocks, so that two fit a multiprocessor.
+/// A CTA has at most a half of a word's blocks, so that two fit a multiprocessor, with a warp for each.
 inline constexpr int kClassifyWarps = kBlocksOfWord / 2, kClassifyCachedThreads = 32 * kClassifyWarps;
+/// Bytes of its dynamic shared memory for each thread.
+inline constexpr int kClassifyCachedBytes = kBlockKeys / 32 * static_cast<int>(sizeof(HiddenIntervals));
 
 /// How much some rows see of a lane's keys of a block.
 struct SeenKeys {
@@ -23,14 +26,12 @@ struct SeenKeys {
 class LaneKeys {
  public:
   static constexpr int kCount = kBlockKeys / 32;
-  /// Intervals of all threads: there are not registers enough for them.
-  using Hidden = HiddenIntervals[kCount][kClassifyCachedThreads];
-
-  __device__ __forceinline__ LaneKeys(const SequenceView& sequence, int64_t first, int64_t hk, Hidden& hidden)
-      : s_(sequence), first_(static_cast<int32_t>(first + threadIdx.x % 32)), hidden_(hidden) {
+  /// `hidden` has place for the intervals of all threads' keys: there are not registers enough for them.
+  __device__ __forceinline__ LaneKeys(const SequenceView& sequence, int64_t first, int64_t hk, HiddenIntervals* hidden)
+      : s_(sequence), first_(static_cast<int32_t>(first + threadIdx.x % 32)), hidden_(hidden + threadIdx.x) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i)
-      if (key(i) < s_.keys()) hidden_[i][threadIdx.x] = s_.hidden(key(i), s_.place(key(i)), hk);
+      if (key(i) < s_.keys()) hidden_[i * blockDim.x] = s_.hidden(key(i), s_.place(key(i)), hk);
   }
 
   /// How much of the keys the sequence's rows [begin, end) see under a key head, begin at least 0: exact but in the
@@ -54,9 +55,9 @@ class LaneKeys {
       if (key(i) >= s_.keys()) {
         seen.all = false;
       } else if (s_.has_positions()) {
-        by_position(key(i), hidden_[i][threadIdx.x], begin, end, seen);
+        by_position(key(i), hidden_[i * blockDim.x], begin, end, seen);
       } else {
-        by_index(call, key(i), hidden_[i][threadIdx.x], begin, end, seen);
+        by_index(call, key(i), hidden_[i * blockDim.x], begin, end, seen);
       }
     }
     return seen;
@@ -72,12 +73,14 @@ class LaneKeys {
   __device__ __forceinline__ void by_index(const CachedView& call, int64_t key, const HiddenIntervals& hidden,
                                            int64_t begin, int64_t end, SeenKeys& seen) const {
     if (key >= s_.tail_begin() && end > s_.tail_begin()) return seen.add(true, false);
-    int64_t first = max(begin, key - call.diagonal_hi);
-    const int64_t last = min(end, key - call.diagonal_lo + 1);
-    const bool has_band = first == begin && last == end;
+    // Rows fit 32 bits, distances need not.
+    auto first = static_cast<int32_t>(min(max(begin, key - call.diagonal_hi), end));
+    const auto last = static_cast<int32_t>(max(min(end, key - call.diagonal_lo + 1), begin)),
+               from = static_cast<int32_t>(begin), to = static_cast<int32_t>(end);
+    const bool has_band = first == from && last == to;
     bool meets = false;
 #pragma unroll
-    for (int n = 0; n < 2; ++n) meets |= max(int64_t{hidden.begin[n]}, begin) < min(int64_t{hidden.end[n]}, end);
+    for (int n = 0; n < 2; ++n) meets |= max(hidden.begin[n], from) < min(hidden.end[n], to);
     // Steps over the hidden rows: twice over the first interval, as the second may end in it.
 #pragma unroll
     for (int n = 0; n < 3; ++n)
@@ -89,26 +92,38 @@ class LaneKeys {
 
   const SequenceView& s_;
   int32_t first_;
-  Hidden& hidden_;
+  HiddenIntervals* hidden_;
 };
 
-/// Sets one of `half_words` half words of the class bits of all lists of a request: a warp for each block of 128 keys.
+/// Stores a half word of a list; the last one with zeros for the half behind it, which nobody else stores.
+__device__ __forceinline__ void store_half(uint32_t* list, int32_t half_word, int32_t half_words, uint32_t bits) {
+  if (half_word % 2 == 0 && half_word == half_words - 1) {
+    list[half_word / 2] = bits;
+  } else {
+    reinterpret_cast<uint16_t*>(list)[half_word] = static_cast<uint16_t>(bits);
+  }
+}
+
+/// Sets one of `half_words` half words of the class bits of all lists of a request: a warp for each block of 128 keys
+/// that lies in the half word and in the request's room.
 __device__ inline void classify_blocks(const WorkPlan& plan, const CachedView& call, int32_t half_words) {
   __shared__ uint8_t classes[2][32];
-  __shared__ LaneKeys::Hidden hidden;
   wait_for_previous();
   allow_next();
-  const int64_t b = blockIdx.x / half_words;
+  const int64_t b = blockIdx.x / static_cast<uint32_t>(half_words);
   const SequenceView sequence(call, b);
-  const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
-  const int64_t half_word = blockIdx.x % half_words, first_block = half_word * kClassifyWarps;
+  const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32),
+            warps = static_cast<int>(blockDim.x / 32);
+  const auto half_word = static_cast<int32_t>(blockIdx.x % static_cast<uint32_t>(half_words));
+  const int64_t first_block = half_word * kClassifyWarps;
   // The other half of the last word with keys is read, too.
   if (first_block / kBlocksOfWord * kBlocksOfWord * kBlockKeys >= sequence.keys()) return;
   const TileSlots slots{plan, call};
   const int64_t first_slot = slots.first(b, sequence.rows().begin), tiles = slots.count(sequence.rows().count);
   int turn = 0;
   for (int32_t head = 0; head < plan.mask_heads; ++head) {
-    const LaneKeys keys(sequence, (first_block + warp) * kBlockKeys, head, hidden);
+    const LaneKeys keys(sequence, (first_block + warp) * kBlockKeys, head,
+                        reinterpret_cast<HiddenIntervals*>(dynamic_shared_memory()));
     for (int64_t t = 0; t < tiles && first_slot + t < plan.tile_slots; ++t, turn ^= 1) {
       RowTile tile;
       slots.place(t, sequence.rows().count, tile);
@@ -118,13 +133,12 @@ __device__ inline void classify_blocks(const WorkPlan& plan, const CachedView& c
       if (lane == 0) classes[turn][warp] = static_cast<uint8_t>(live | full << 1);
       __syncthreads();
       if (warp == 0) {
-        const uint32_t own = lane < kClassifyWarps ? classes[turn][lane] : 0;
-        const auto live_half = static_cast<uint16_t>(__ballot_sync(0xffffffff, own & 1)),
-                   full_half = static_cast<uint16_t>(__ballot_sync(0xffffffff, own & 2));
-        const int64_t at = 2 * ((first_slot + t) * plan.mask_heads + head) * plan.words + half_word;
+        const uint32_t own = lane < warps ? classes[turn][lane] : 0;
+        const uint32_t live_half = __ballot_sync(0xffffffff, own & 1), full_half = __ballot_sync(0xffffffff, own & 2);
         if (lane == 0) {
-          reinterpret_cast<uint16_t*>(plan.live_bits)[at] = live_half;
-          reinterpret_cast<uint16_t*>(plan.full_bits)[at] = full_half;
+          const int64_t list = (first_slot + t) * plan.mask_heads + head;
+          store_half(plan.live_bits + list * plan.words, half_word, half_words, live_half);
+          store_half(plan.full_bits + list * plan.words, half_word, half_words, full_half);
         }
       }
     }

@@ -49,7 +49,7 @@ class WorkDivider {
 
   /// The request that a slot is of, if it is any's.
   __device__ __forceinline__ int64_t request_of(int64_t slot) const {
-    if (!call_.is_packed) return slot / max(slots_.count(call_.rows), int64_t{1});
+    if (!call_.is_packed) return quotient(slot, max(slots_.count(call_.rows), int64_t{1}));
     int64_t low = 0, high = call_.batch;  // the last one whose first slot is not after this one
     while (high - low > 1) {
       const int64_t middle = (low + high) / 2;

@@ -16,16 +16,16 @@ struct TileSlots {
 
   __device__ __forceinline__ int64_t first(int64_t b, int64_t rows_begin) const {
     if (!call.is_packed) return b * count(call.rows);
-    return plan.head_parts > 1 ? rows_begin * plan.head_parts : rows_begin / plan.rows_of_tile + b;
+    return plan.head_parts > 1 ? rows_begin * plan.head_parts : quotient(rows_begin, plan.rows_of_tile) + b;
   }
   /// Tiles of a request of some rows.
   __device__ __forceinline__ int64_t count(int64_t rows) const {
     if (plan.head_parts > 1) return rows * plan.head_parts;
-    return (rows + plan.rows_of_tile - 1) / plan.rows_of_tile;
+    return quotient(rows + plan.rows_of_tile - 1, plan.rows_of_tile);
   }
   /// The rows and heads of a request's t-th tile.
   __device__ __forceinline__ void place(int64_t t, int64_t rows, RowTile& tile) const {
-    const int64_t row = plan.head_parts > 1 ? t / plan.head_parts : t * plan.rows_of_tile;
+    const int64_t row = plan.head_parts > 1 ? quotient(t, plan.head_parts) : t * plan.rows_of_tile;
     tile.first_row = static_cast<int32_t>(row);
     tile.row_count = static_cast<int32_t>(min(int64_t{plan.rows_of_tile}, rows - row));
     tile.first_head = plan.head_parts > 1 ? static_cast<int32_t>(t % plan.head_parts) * kPackedRows : 0;

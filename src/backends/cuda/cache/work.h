@@ -10,6 +10,7 @@
 
 #include <cstdint>
 
+#include "call/quotient.h"
 #include "mask/rules.h"
 
 namespace flashmask::cuda {
@@ -65,11 +66,6 @@ struct UnitPart {
 #endif
 };
 
-/// n / divisor, neither below 0. Devices take several times as long with 64 bits as with 32.
-FLASHMASK_RULE int64_t quotient(int64_t n, int64_t divisor) {
-  if ((n | divisor) >> 32 == 0) return static_cast<uint32_t>(n) / static_cast<uint32_t>(divisor);
-  return n / divisor;
-}
 /// The first of all `blocks` that is share `n`'s, of `shares`.
 FLASHMASK_RULE int64_t first_block_of(int64_t n, int64_t blocks, int64_t shares) {
   return quotient(n * blocks, shares);

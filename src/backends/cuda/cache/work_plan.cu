@@ -122,9 +122,12 @@ CachedCapacities capacities_of(const CachedProblem& p) {
 
 void launch_work_plan(const WorkPlan& plan, const CachedProblem& p, LaunchChain& chain) {
   if (plan.has_classes) {
-    const int64_t words = std::min<int64_t>(plan.words, ceil_div(p.capacity, kKeysOfWord));
+    const int64_t blocks = std::min<int64_t>(plan.words * kBlocksOfWord, ceil_div(p.capacity, int64_t{kBlockKeys})),
+                  half_words = ceil_div(blocks, int64_t{kClassifyWarps});
+    const int threads = 32 * static_cast<int>(std::min<int64_t>(blocks, kClassifyWarps));
     chain.launch("launch of the kernel that classifies a cache's blocks", &flashmask_sm90_cache_blocks,
-                 2 * words * p.batch, kClassifyCachedThreads, plan, p.view, static_cast<int32_t>(2 * words));
+                 half_words * p.batch, threads, threads * kClassifyCachedBytes, plan, p.view,
+                 static_cast<int32_t>(half_words));
   }
   chain.launch("launch of the kernel that divides work over a cache", &flashmask_sm90_cache_shares, 1, kDivideThreads,
                plan, p.view);

@@ -7,6 +7,7 @@
 #include "backends/cuda/ptx/tensor_core.cuh"
 #include "backends/cuda/ptx/tma.cuh"
 #include "backends/cuda/ptx/wgmma.cuh"
+#include "backends/cuda/sm90/decode/arrivals.cuh"
 #include "backends/cuda/sm90/decode/row_state.cuh"
 #include "backends/cuda/sm90/decode/traits.cuh"
 
@@ -35,7 +36,7 @@ class DecodeConsumer {
         run_work<2>(work);
       }
       if (!work.is_final() && is_last_to_arrive(work)) merge(work);
-      ptx::arrive_once(shared_.work_empty[at]);
+      arrive_warp(shared_.work_empty[at]);
       works_.advance();
     }
   }
@@ -77,7 +78,7 @@ class DecodeConsumer {
     const uint32_t at = tiles_.stage();
     ptx::wait(shared_.tile_full[at], tiles_.phase());
     const KeyTile tile = shared_.tiles[at];
-    ptx::arrive_once(shared_.tile_empty[at]);
+    arrive_warp(shared_.tile_empty[at]);
     tiles_.advance();
     return tile;
   }
@@ -92,11 +93,11 @@ class DecodeConsumer {
   /// Releases the parts of a tile's keys, or values, of which `slot` is the first.
   __device__ __forceinline__ static void release(uint64_t (&empty)[Traits::kSlots], uint32_t slot) {
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) ptx::arrive_once(empty[Slot{slot + part}.stage()]);
+    for (int part = 0; part < kParts; ++part) arrive_warp(empty[Slot{slot + part}.stage()]);
   }
   /// Rows come with works.
   __device__ __forceinline__ ptx::RingPosition<Traits::kQueries> queries() const { return {works_.count}; }
-  __device__ __forceinline__ void release_queries() const { ptx::arrive_once(shared_.q_empty[queries().stage()]); }
+  __device__ __forceinline__ void release_queries() const { arrive_warp(shared_.q_empty[queries().stage()]); }
 
   template <typename Rows>
   __device__ __forceinline__ void run_overlapped(const Work& work, Outputs& o, Rows& rows) {
@@ -269,7 +270,7 @@ class DecodeConsumer {
     return visible;
   }
   __device__ __forceinline__ void release_mask() {
-    ptx::arrive_once(shared_.mask_empty[masks_.stage()]);
+    arrive_warp(shared_.mask_empty[masks_.stage()]);
     masks_.advance();
   }
 

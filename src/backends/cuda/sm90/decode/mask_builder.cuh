@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "backends/cuda/sm90/decode/arrivals.cuh"
 #include "backends/cuda/sm90/decode/traits.cuh"
 
 namespace flashmask::sm90 {
@@ -19,7 +20,7 @@ class DecodeMaskBuilder {
       const Work& work = shared_.works[at];
       if (work.tiles == Work::kEnd) return;
       run_work(work);
-      ptx::arrive_once(shared_.work_empty[at]);
+      arrive_warp(shared_.work_empty[at]);
       works_.advance();
     }
   }
@@ -34,7 +35,7 @@ class DecodeMaskBuilder {
       const uint32_t at = tiles_.stage();
       ptx::wait(shared_.tile_full[at], tiles_.phase());
       const KeyTile tile = shared_.tiles[at];
-      ptx::arrive_once(shared_.tile_empty[at]);
+      arrive_warp(shared_.tile_empty[at]);
       tiles_.advance();
       if (tile.is_masked()) build(sequence, work, tile.first_key());
     }

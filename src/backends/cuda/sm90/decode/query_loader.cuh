@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backends/cuda/cache/merge.cuh"
+#include "backends/cuda/sm90/decode/arrivals.cuh"
 #include "backends/cuda/sm90/decode/row_access.cuh"
 #include "backends/cuda/sm90/decode/row_state.cuh"
 
@@ -27,7 +28,7 @@ class DecodeQueryLoader {
       load(work);
       arrive_after(cuda::RowCopy{p_.rows_aligned}, shared_.q_full[queries_.stage()]);
       queries_.advance();
-      ptx::arrive_once(shared_.work_empty[at]);
+      arrive_warp(shared_.work_empty[at]);
       works_.advance();
     }
   }

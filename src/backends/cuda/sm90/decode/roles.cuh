@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "backends/cuda/sm90/decode/arrivals.cuh"
 #include "backends/cuda/sm90/decode/consumer.cuh"
 #include "backends/cuda/sm90/decode/mask_builder.cuh"
 #include "backends/cuda/sm90/decode/producer.cuh"
@@ -19,12 +20,12 @@ __device__ __forceinline__ void init_barriers(const DecodeParams& p, DecodeShare
       ptx::barrier_init(empty[n], empty_arrivals);
     }
   };
-  init(shared.work_full, shared.work_empty, Traits::kWorks, 1, kWarps + 2);
-  init(shared.tile_full, shared.tile_empty, Traits::kTiles, 1, kWarps + 1);
-  init(shared.k_full, shared.k_empty, Traits::kSlots, copiers, kWarps);
-  init(shared.v_full, shared.v_empty, Traits::kSlots, copiers, kWarps);
-  init(shared.q_full, shared.q_empty, Traits::kQueries, 32, kWarps);
-  init(shared.mask_full, shared.mask_empty, Traits::kMasks, 32, kWarps);
+  init(shared.work_full, shared.work_empty, Traits::kWorks, 1, (kWarps + 2) * kWarpArrivals);
+  init(shared.tile_full, shared.tile_empty, Traits::kTiles, 1, (kWarps + 1) * kWarpArrivals);
+  init(shared.k_full, shared.k_empty, Traits::kSlots, copiers, kWarps * kWarpArrivals);
+  init(shared.v_full, shared.v_empty, Traits::kSlots, copiers, kWarps * kWarpArrivals);
+  init(shared.q_full, shared.q_empty, Traits::kQueries, 32, kWarps * kWarpArrivals);
+  init(shared.mask_full, shared.mask_empty, Traits::kMasks, 32, kWarps * kWarpArrivals);
   ptx::fence_barrier_init();
 }
 
