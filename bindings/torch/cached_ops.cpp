@@ -72,7 +72,7 @@ struct SequenceMaskArguments {
   }
 };
 
-/// The host's part of a plan: int64 in host memory, in the order of fm_cached_plan.
+/// The host's part of a plan: int64 in host memory, flags and what follows them in fm_cached_plan.
 class PlanState {
  public:
   explicit PlanState(const Tensor& state) : numbers_(static_cast<int64_t*>(state.data_ptr())) {
@@ -83,7 +83,7 @@ class PlanState {
   fm_cached_plan read(const Tensor& buffer, const Call& call) const {
     fm_cached_plan plan{};
     plan.struct_size = sizeof(plan);
-    plan.flags = flag_if(numbers_[0] != 0, FM_BATCH_INVARIANT);
+    plan.flags = static_cast<uint32_t>(numbers_[0]);
     std::memcpy(&plan.max_batch, numbers_ + 1, kCapacities * sizeof(int64_t));
     const fm_tensor memory = call(buffer, "plan");
     plan.buffer = memory.data;

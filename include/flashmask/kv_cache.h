@@ -93,6 +93,7 @@ struct CachedCapacities {
   int64_t max_total_keys = 0;  ///< keys of all requests together, which bounds the scratch; 0: max_batch * max_keys
   bool batch_invariant = false;
   int64_t split_size = kDefaultSplitSize;
+  bool float8 = false;  ///< the cache is float8_e4m3: devices may have other kernels for it
 };
 
 /// Work that calls of one mask and cache share: done once, for all layers of a model. It holds their scratch, too. The

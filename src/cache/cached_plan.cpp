@@ -81,7 +81,7 @@ uint64_t itself(const CachedPlan& plan) {
   const CachedCapacities& c = plan.capacities;
   return digest({static_cast<int64_t>(reinterpret_cast<std::uintptr_t>(plan.buffer.data())),
                  static_cast<int64_t>(plan.buffer.size()), c.max_batch, c.max_rows, c.max_keys, c.heads_q, c.heads_kv,
-                 c.head_dim, c.head_dim_v, c.max_total_keys, c.batch_invariant, c.split_size});
+                 c.head_dim, c.head_dim_v, c.max_total_keys, c.batch_invariant, c.split_size, c.float8});
 }
 
 Digests digests_of(const CachedProblem& p, const CachedPlan& plan) {
@@ -145,6 +145,9 @@ void check_fits(const CachedCapacities& c, const CachedProblem& p) {
   }
   if (p.batch_invariant != c.batch_invariant)
     throw_invalid("batch_invariant of the call is ", p.batch_invariant, " and of the plan ", c.batch_invariant);
+  if (p.has_float8() != c.float8)
+    throw_invalid("the cache is ", name(p.cache_dtype), " and the plan is for one of ",
+                  c.float8 ? "float8_e4m3" : "16 or 32 bits", "; float8 of its capacities says which");
 }
 
 /// The call that a plan is built for, with rows of any values: they are of no account to it. Without q and cu_seqlens_q

@@ -40,6 +40,7 @@ struct CachedProblem : CommonOptions {
   /// Rows that the tensors have, of all requests.
   int64_t total_rows() const { return is_packed() ? rows : batch * rows; }
   bool is_empty() const { return total_rows() == 0; }
+  bool has_float8() const { return cache_dtype == DataType::kFloat8E4M3; }
 };
 
 /// True if rows may see other keys under one key head than under another.

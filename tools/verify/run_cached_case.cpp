@@ -298,7 +298,8 @@ class CachedRun {
             .heads_kv = c_.heads_kv,
             .head_dim = c_.head_dim,
             .head_dim_v = c_.head_dim_v,
-            .split_size = c_.split_size};
+            .split_size = c_.split_size,
+            .float8 = c_.float8};
   }
 
   /// Pages in another order, layout and table, then of another size.

@@ -23,6 +23,7 @@ __all__ = [
     "DTYPES",
     "FLOAT16",
     "FLOAT32",
+    "FLOAT8_CACHE",
     "FLOAT64",
     "FLOAT8_E4M3",
     "HAS_Q_OFFSET",
@@ -81,9 +82,8 @@ except ImportError:  # the structs do without
 AnyStruct = TypeVar("AnyStruct", bound=C.Structure)
 
 FLOAT32, FLOAT64, BFLOAT16, FLOAT16, INT32, BOOL, UINT8, INT64, FLOAT8_E4M3 = range(1, 10)
-DETERMINISTIC, CAUSAL, HAS_Q_OFFSET, HAS_WINDOW, HAS_SCALE, BATCH_INVARIANT, KEYS_IN_PAGES, WRITE_SCALES = (
-    1 << n for n in range(8)
-)
+DETERMINISTIC, CAUSAL, HAS_Q_OFFSET, HAS_WINDOW, HAS_SCALE = (1 << n for n in range(5))
+BATCH_INVARIANT, KEYS_IN_PAGES, WRITE_SCALES, FLOAT8_CACHE = (1 << n for n in range(5, 9))
 OK, INVALID_ARGUMENT, UNSUPPORTED, UNREPRESENTABLE, NO_DEVICE, OUT_OF_MEMORY, INTERNAL = range(7)
 DEVICE_CPU = 0
 # By their names, which all libraries of arrays share.

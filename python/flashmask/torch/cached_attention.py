@@ -70,6 +70,7 @@ class CachePlan:
     heads_q, heads_kv, head_dim, head_dim_v (None: head_dim): of the calls.
     max_total_keys: keys of all requests together, which bounds the scratch; None: max_batch * max_keys.
     batch_invariant, split_size: of the calls.
+    float8: the calls' cache is float8_e4m3fn.
     device: where the tensors are; None: torch's default device.
 
     One stream at a time. A call with a plan that was updated for other tensors or options is a ValueError; after the
@@ -89,6 +90,7 @@ class CachePlan:
         batch_invariant: bool = False,
         split_size: int = SPLIT_SIZE,
         device: torch.device | str | None = None,
+        float8: bool = False,
     ):
         counts = {
             "max_batch": max_batch,
@@ -106,10 +108,11 @@ class CachePlan:
         self.split_size = counts["split_size"]
         self.device = torch.empty(0, device=device).device
         flags = capi.BATCH_INVARIANT if self.batch_invariant else 0
+        flags |= capi.FLOAT8_CACHE if arguments.flag("float8", float8) else 0
         fm_plan, size = capi.make(capi.CachedPlan, flags=flags, **counts), C.c_size_t()
         options = call_options.make(**place_of(self.device))
         capi.check(capi.load().fm_cached_plan_bytes(C.byref(fm_plan), C.byref(options), C.byref(size)))
-        self.state = torch.tensor([int(self.batch_invariant), *counts.values(), *[0] * 16], device="cpu")
+        self.state = torch.tensor([flags, *counts.values(), *[0] * 16], device="cpu")
         self.buffer = torch.empty(size.value, dtype=torch.uint8, device=self.device)
 
     @property

@@ -74,28 +74,21 @@ Prepared CudaBackend::prepare(const Problem& p) const {
   return std::get<const cuda::KernelSet*>(set)->prepare(p);
 }
 
-/// The kernel set of calls over caches on a device, or why there is none.
-std::variant<Refusal, const cuda::KernelSet*> cache_kernels(const Device& device, std::string_view wanted = "auto") {
-  Problem where{};
-  where.device = device;
-  where.kernels = wanted;
-  return cuda::kernel_set_for(where);
-}
-
-const cuda::KernelSet& require_cache_kernels(const Device& device) {
+/// The kernels that a plan is for.
+const cuda::KernelSet& require_cache_kernels(const Device& device, const CachedCapacities& capacities) {
   require_usable(device.index);
-  const auto set = cache_kernels(device);
+  const auto set = cuda::cache_kernel_set_for(device, "auto", capacities.float8);
   if (const auto* refusal = std::get_if<Refusal>(&set)) throw Error(ErrorCode::kUnsupported, refusal->why);
   return *std::get<const cuda::KernelSet*>(set);
 }
 
 PreparedCached CudaBackend::prepare_cached(const CachedProblem& p) const {
   if (p.device.kind != Device::Kind::kCuda) return Refusal{"takes CUDA tensors only"};
-  auto set = cache_kernels(p.device, p.kernels);
+  auto set = cuda::cache_kernel_set_for(p.device, p.kernels, p.has_float8());
   if (auto* refusal = std::get_if<Refusal>(&set)) return std::move(*refusal);
   const cuda::KernelSet& found = *std::get<const cuda::KernelSet*>(set);
   if (!p.plan) return found.prepare_cached(p);
-  const cuda::KernelSet& planned = require_cache_kernels(p.device);
+  const cuda::KernelSet& planned = require_cache_kernels(p.device, p.plan->capacities);
   if (&planned != &found)
     return Refusal{message("kernels '", found.name, "' (Options::kernels) read no plan of this device, which is for '",
                            planned.name, "'; leave out one of the two")};
@@ -103,11 +96,11 @@ PreparedCached CudaBackend::prepare_cached(const CachedProblem& p) const {
 }
 
 std::size_t CudaBackend::cached_plan_bytes(const CachedCapacities& capacities, const Device& device) const {
-  return require_cache_kernels(device).cached_plan_bytes(capacities, device);
+  return require_cache_kernels(device, capacities).cached_plan_bytes(capacities, device);
 }
 
 void CudaBackend::build_cached_plan(const CachedProblem& p, const CachedPlan& plan) const {
-  require_cache_kernels(p.device).build_cached_plan(p, plan);
+  require_cache_kernels(p.device, plan.capacities).build_cached_plan(p, plan);
 }
 
 void CudaBackend::append(const AppendProblem& problem) const {

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdlib>
 #include <string_view>
+#include <variant>
 
 #include "backends/cuda/host/call_params.h"
 #include "backends/cuda/host/device.h"
@@ -29,6 +30,19 @@ std::string names_of(Fits&& fits) {
   }
   return names;
 }
+
+/// The kernels that are asked for, and by what; "auto" if none are.
+struct Wanted {
+  std::string_view name;
+  const char* source = "Options::kernels";
+  explicit Wanted(std::string_view of_options) : name(of_options) {
+    const char* const variable = std::getenv(kVariable);
+    if (name != "auto" || !variable || !*variable) return;
+    name = variable;
+    source = kVariable;
+  }
+  bool is_any() const { return name == "auto"; }
+};
 
 const KernelSet& find_set(std::string_view wanted, const char* source) {
   for (const KernelSet* set : kernel_sets()) {
@@ -74,21 +88,29 @@ std::span<const KernelSet* const> kernel_sets() {
 }
 
 std::variant<Refusal, const KernelSet*> kernel_set_for(const Problem& p) {
-  std::string_view wanted = p.kernels;
-  const char* source = "Options::kernels";
-  const char* variable = std::getenv(kVariable);
-  if (wanted == "auto" && variable && *variable) {
-    wanted = variable;
-    source = kVariable;
-  }
-  const KernelSet* const asked_for = wanted == "auto" ? nullptr : &find_set(wanted, source);
+  const Wanted wanted(p.kernels);
+  const KernelSet* const asked_for = wanted.is_any() ? nullptr : &find_set(wanted.name, wanted.source);
   if (std::string why = gpu_refusal(p); !why.empty()) return Refusal{why};
   const Capability gpu = capability_of(p);
   if (!asked_for) return first_on(gpu);
   const auto fits = [gpu](const KernelSet& set) { return set.runs_on(gpu.major, gpu.minor); };
   if (fits(*asked_for)) return asked_for;
-  return Refusal{message("kernels '", wanted, "' (", source, ") need compute capability ", asked_for->needs,
+  return Refusal{message("kernels '", wanted.name, "' (", wanted.source, ") need compute capability ", asked_for->needs,
                          ", the device has ", gpu.major, ".", gpu.minor, "; it takes auto, ", names_of(fits))};
+}
+
+std::variant<Refusal, const KernelSet*> cache_kernel_set_for(const Device& device, std::string_view wanted,
+                                                             bool float8) {
+  Problem where{};
+  where.device = device;
+  where.kernels = wanted;
+  auto found = kernel_set_for(where);
+  if (!float8 || std::holds_alternative<Refusal>(found) || !Wanted(wanted).is_any()) return found;
+  const Capability gpu = capability_of(where);
+  for (const KernelSet* set : kernel_sets()) {
+    if (set->reads_float8 && set->runs_on(gpu.major, gpu.minor)) return set;
+  }
+  return found;
 }
 
 std::string device_refusal(int32_t index) {

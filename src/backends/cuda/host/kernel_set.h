@@ -22,6 +22,7 @@ struct KernelSet {
 
   // Calls over caches.
 
+  bool reads_float8;  ///< caches of e4m3, too
   PreparedCached (*prepare_cached)(const CachedProblem& problem);
   /// Bytes of a plan, and how it is filled, on a device that they run on.
   std::size_t (*cached_plan_bytes)(const CachedCapacities& capacities, const Device& device);

@@ -43,6 +43,7 @@ constinit const cuda::KernelSet kKernelSet{
     .runs_on = [](int major, int minor) { return major == 9 && minor == 0; },
     .kernels = kernels,
     .prepare = prepare,
+    .reads_float8 = false,
     .prepare_cached = prepare_cached,
     .cached_plan_bytes = cached_plan_bytes,
     .build_cached_plan = build_cached_plan,

@@ -121,10 +121,9 @@ void explain(const CachedProblem& p, CachedExplanation& e) {
 
 PreparedCached prepare_cached(const CachedProblem& p) {
   if (std::string why = cuda::cached_refusal(p); !why.empty()) return Refusal{std::move(why)};
-  if (p.cache_dtype != p.dtype)
-    return Refusal{
-        message("the cache is ", name(p.cache_dtype),
-                "; kernels 'sm80' (FLASHMASK_KERNELS or Options::kernels) read it, and backend 'cpu', in host memory")};
+  if (p.has_float8())
+    return Refusal{message("the cache is ", name(p.cache_dtype), "; kernels 'sm80' read it: leave kernels '", kArch,
+                           "' (FLASHMASK_KERNELS or Options::kernels) out")};
   if (!tile_of(p.head_dim, p.head_dim_v)) return cuda::head_dims_refusal(cuda::common_part(p), kDecodeTiles);
   const int64_t bytes = p.plan ? 0 : cuda::own_plan(p, DecodeCall(p).work_places).bytes();
   return CachedLaunch{bytes, explain, [](const CachedProblem& problem, std::byte* workspace) {
