@@ -29,7 +29,7 @@ struct Variant {
 };
 
 /// The kernels of a tile that one translation unit has.
-enum class Unit : uint8_t { kPlain, kFeatures, kPartial };
+enum class Unit : uint8_t { kPlain, kFeatures, kPartial, kFloat8 };
 
 /// The features that a tile has kernels for: all, all but dropout, or none that changes the loop over tiles. For a
 /// variant: the tiles that it is for.

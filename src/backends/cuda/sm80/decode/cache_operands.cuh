@@ -32,8 +32,9 @@ struct KeyOperand<Tile, true> {
     rows.read(key, step, bytes);
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
-      b[n % 2][n / 2 * 2] = cuda::e4m3_to_half2(__byte_perm(bytes[n], 0, 0x1100));
-      b[n % 2][n / 2 * 2 + 1] = cuda::e4m3_to_half2(__byte_perm(bytes[n], 0, 0x3322));
+      const cuda::HalfPairs pairs = cuda::e4m3_neighbours(bytes[n]);
+      b[n % 2][n / 2 * 2] = pairs.first;
+      b[n % 2][n / 2 * 2 + 1] = pairs.second;
     }
   }
 };
@@ -62,8 +63,9 @@ struct ValueOperand<Tile, true> {
     rows.read(key, piece, bytes);
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
-      b[n / 2][n % 2] = cuda::e4m3_to_half2(bytes[n] << 8);
-      b[n / 2][2 + n % 2] = cuda::e4m3_to_half2(bytes[n]);
+      const cuda::HalfPairs pairs = cuda::e4m3_every_other(bytes[n]);
+      b[n / 2][n % 2] = pairs.first;
+      b[n / 2][2 + n % 2] = pairs.second;
     }
   }
 };

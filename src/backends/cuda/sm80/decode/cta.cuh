@@ -16,7 +16,7 @@
 namespace flashmask::sm80 {
 
 /// A CTA of the decode kernel: four warps that divide the rows of a unit, 16 each, and where there are fewer rows the
-/// keys of each step. Up to 16 packed rows each warp has the 16 keys that it has loaded, and waits for no other until
+/// keys of each step. Up to 16 packed rows each warp has the keys that it has loaded, and waits for no other until
 /// the unit's end, where their results are added up in ascending order of keys; so a request's bits depend on how many
 /// packed rows it has.
 ///
@@ -125,37 +125,38 @@ class DecodeCta {
       for (int step = 0; step < kSteps; ++step) q_rows(first_row).read(0, step, q[step]);
     }
     Weights weights;
+    bool is_last = false;
 #pragma unroll 1
-    for (bool more = true; more || item_ % 2 == 1;) {  // after a step's keys come its values
-      const bool of_keys = item_ % 2 == 0;
-      const KeyStep& step = loader_.step(item_ / 2);
-      more = !step.is_last;
-      if (of_keys && step.is_masked) find_visible(work, step.first_key);
-      const unsigned char* const item = next_item();
-      if (!has_rows) continue;
-      with_place([&](const auto& own) {
-        if (of_keys) {
-          weigh_keys(work, own, step, item, q, rows, weights);
-        } else {
-          add_values(own, item, weights, rows.o);
-        }
-      });
+    while (!is_last) {
+      const KeyStep& step = loader_.step(step_);
+      const int32_t first_key = step.first_key;
+      const bool is_masked = step.is_masked;
+      is_last = step.is_last;
+      if (is_masked) find_visible(work, first_key);
+      if constexpr (Traits::kSlots == 2) loader_.put_scales();
+      const unsigned char* const keys = next_item();
+      loader_.load_values();
+      if (has_rows)
+        with_place([&](const auto& own) { weigh_keys(work, own, first_key, is_masked, keys, q, rows, weights); });
+      if constexpr (Traits::kSlots > 2) loader_.put_scales();
+      const unsigned char* const values = next_item();
+      loader_.load_keys();
+      if (has_rows) with_place([&](const auto& own) { add_values(own, values, weights, rows.o); });
+      ++step_;
     }
     if constexpr (kFloat8) finish_units(rows);
     with_place([&](const auto& own) { add_up(own, rows); });
     if (has_rows && warp_ % key_warps_ == 0) store(work, first_row, rows);
   }
 
-  /// Waits for the next item, and has another one loaded.
+  /// Waits for the next item, and until nobody reads the one before.
   __device__ __forceinline__ const unsigned char* next_item() {
     ptx::cp_async_wait<Traits::kSlots - 2>();
-    if (item_ % 2 == 0) loader_.put_scales();
     if (key_warps_ == kWarps) {
       __syncwarp();
     } else {
       join();
     }
-    loader_.load();
     return shared_.slots[item_++ % Traits::kSlots];
   }
 
@@ -165,9 +166,9 @@ class DecodeCta {
 
   /// Weights of the warp's keys of a step: S = Q K^T and its softmax.
   template <int kKeyWarps>
-  __device__ __forceinline__ void weigh_keys(const cuda::UnitPart& work, const Place<kKeyWarps>& own,
-                                             const KeyStep& step, const unsigned char* keys, const Queries& held,
-                                             Rows& rows, Weights& weights) const {
+  __device__ __forceinline__ void weigh_keys(const cuda::UnitPart& work, const Place<kKeyWarps>& own, int32_t first_key,
+                                             bool is_masked, const unsigned char* keys, const Queries& held, Rows& rows,
+                                             Weights& weights) const {
     constexpr int kKeys = Place<kKeyWarps>::kKeys;
     cuda::Accumulators<kSlabRows, kKeys> s = {};
     const RowsOfA<QTile> queries = q_rows(own.first_row());
@@ -187,8 +188,8 @@ class DecodeCta {
       }
     }
     if constexpr (kFloat8) scale_scores(own, s);
-    change_scores(work, own, step, s);
-    if (step.is_masked) visible_to(work, own).hide(s);
+    change_scores(work, own, first_key, s);
+    if (is_masked) visible_to(work, own).hide(s);
     float factor[2];
     const cuda::Raised raised = rows.state.raise_row_max(s, p_.scale_log2, p_.score_of_bit, factor);
     if (raised.rescale) cuda::RowState::rescale(rows.o, factor);
@@ -235,9 +236,7 @@ class DecodeCta {
 
   // --- Factors of a cache of e4m3 --------------------------------------------------------------------
 
-  __device__ __forceinline__ const auto& scales() const { return shared_.scales[key_step() % Traits::kSteps]; }
-  /// The step whose keys were waited for last.
-  __device__ __forceinline__ uint32_t key_step() const { return (item_ - 1) / 2; }
+  __device__ __forceinline__ const auto& scales() const { return shared_.scales[step_ % Traits::kSteps]; }
 
   /// Makes products: rows of Q lack a power of two, keys their factors.
   template <int kKeyWarps, int kScores>
@@ -290,17 +289,19 @@ class DecodeCta {
   /// Makes scores of products: the tanh of a softcap, then the biases of ALiBi.
   template <int kKeyWarps, int kScores>
   __device__ __forceinline__ void change_scores(const cuda::UnitPart& work, const Place<kKeyWarps>& own,
-                                                const KeyStep& step, float (&s)[kScores]) const {
+                                                int32_t first_key, float (&s)[kScores]) const {
     if (p_.softcap.is_set()) cuda::apply_softcap<Product>(s, p_.softcap.factor);
     if (!p_.alibi.is_set()) return;
     cuda::apply_alibi(
         p_, work, [&](int half) { return place_of(work, own.first_row(), half); },
-        shared_.rows.key_positions + own.first_key(), step.first_key + own.first_key(), s);
+        shared_.rows.key_positions + own.first_key(), first_key + own.first_key(), s);
   }
 
-  /// Finds which of a step's keys each row of the tile sees: a warp for the 16 keys that it has loaded.
+  /// Finds which of a step's keys each row of the tile sees: a warp for the keys that it has loaded, and as many rows
+  /// at a time as it has lanes for.
   __device__ __forceinline__ void find_visible(const cuda::UnitPart& work, int32_t first_key) {
-    const auto lane = static_cast<int32_t>(ptx::lane()), column = Traits::kLoadedKeys * warp_ + lane % 16;
+    constexpr int kOwnKeys = Traits::kLoadedKeys;
+    const auto lane = static_cast<int32_t>(ptx::lane()), column = kOwnKeys * warp_ + lane % kOwnKeys;
     const SequenceView sequence = p_.sequence_of(work.tile);
     const int64_t key = first_key + column;
     const bool is_there = key < sequence.keys();
@@ -311,28 +312,29 @@ class DecodeCta {
       hidden = sequence.hidden(key, place, work.kv_head);
       if (sequence.has_positions()) position = sequence.key_position(key, place);
     }
-    if (p_.needs_positions() && lane < 16) shared_.rows.key_positions[column] = static_cast<int32_t>(position);
-    for (int32_t first = 0; first < work.tile.row_count; first += 2) {  // two rows at a time
-      const int32_t i = first + lane / 16;
+    if (p_.needs_positions() && lane < kOwnKeys) shared_.rows.key_positions[column] = static_cast<int32_t>(position);
+    for (int32_t first = 0; first < work.tile.row_count; first += 32 / kOwnKeys) {
+      const int32_t i = first + lane / kOwnKeys;
       const int64_t row = sequence.first_row() + work.tile.first_row + i;
       const bool sees = is_there && i < work.tile.row_count && row >= 0 && sequence.in_blocks(row, key, work.kv_head) &&
                         sequence.in_band(row, key, sequence.row_position(row), position) && !hidden.hides(row);
       const uint32_t bits = __ballot_sync(0xffffffff, sees);
-      if (lane % 16 == 0 && i < work.tile.row_count)
-        shared_.rows.visible[i][warp_] = static_cast<uint16_t>(bits >> lane);
+      if (lane % kOwnKeys == 0 && i < work.tile.row_count)
+        shared_.rows.visible[i][warp_] = static_cast<typename Traits::KeyBits>(bits >> lane);
     }
   }
   /// The thread's bits of its rows and of the warp's keys.
   template <int kKeyWarps>
   __device__ __forceinline__ cuda::SlabBits visible_to(const cuda::UnitPart& work, const Place<kKeyWarps>& own) const {
+    constexpr int kOwnKeys = Traits::kLoadedKeys;
     cuda::SlabBits bits{};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int32_t row = place_of(work, own.first_row(), half).row;
 #pragma unroll
       for (int n = 0; n < Place<kKeyWarps>::kKeys / 8; ++n) {
-        const uint32_t keys = row < 0 ? 0 : shared_.rows.visible[row][own.first_key() / 16 + n / 2];
-        bits.row[half] |= (keys >> (8 * (n % 2) + 2 * cuda::Slab::column_pair()) & 3) << 2 * n;
+        const uint32_t keys = row < 0 ? 0 : shared_.rows.visible[row][(own.first_key() + 8 * n) / kOwnKeys];
+        bits.row[half] |= (keys >> (8 * n % kOwnKeys + 2 * cuda::Slab::column_pair()) & 3) << 2 * n;
       }
     }
     return bits;
@@ -405,8 +407,8 @@ class DecodeCta {
   Shared& shared_;
   const int warp_;
   KeyLoader<Traits> loader_;
-  int key_warps_ = 1;  ///< warps that share the unit's rows
-  uint32_t item_ = 0;  ///< the next, counted through
+  int key_warps_ = 1;             ///< warps that share the unit's rows
+  uint32_t item_ = 0, step_ = 0;  ///< the next ones, counted through
 };
 
 }  // namespace flashmask::sm80

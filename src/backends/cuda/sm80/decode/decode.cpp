@@ -16,6 +16,8 @@
 #include "backends/cuda/sm80/decode/instance.h"
 #include "backends/cuda/sm80/decode/tile_config.h"
 #include "call/workspace.h"
+#include "common/message.h"
+#include "common/tensor_checks.h"
 
 namespace flashmask::sm80 {
 namespace {
@@ -71,6 +73,23 @@ cuda::WorkPlanLayout planned_layout(const CachedCapacities& c, const Device& dev
   return cuda::planned_layout(c, places_of(device, *tile));
 }
 
+/// Why the kernels cannot count the elements of a page of the cache's tensors in 32 bits; empty if they can.
+std::string page_refusal(const CachedProblem& p) {
+  for (const auto& [name, t] : {std::pair{"cache.k", &p.cache.k},
+                                {"cache.v", &p.cache.v},
+                                {"cache.k_scale", &p.cache.k_scale},
+                                {"cache.v_scale", &p.cache.v_scale}}) {
+    int64_t last = 0, least = 0;
+    for (int d = 1; d < t->rank; ++d) {
+      last += (t->shape[d] - 1) * t->stride[d];
+      least = std::min(least, t->stride[d]);
+    }
+    if (t->num_elements() > 0 && (last >> 32 != 0 || least < 0))
+      return message(name, " is ", describe(*t), "; strides of a page must reach less than 2^32 elements, forwards");
+  }
+  return "";
+}
+
 /// A call over a cache, configured.
 template <int kKilobytes>
 struct DecodeCall {
@@ -114,6 +133,7 @@ template <int kKilobytes>
 PreparedCached prepare_cached(const CachedProblem& p) {
   using Call = DecodeCall<kKilobytes>;
   if (std::string why = cuda::cached_refusal(p); !why.empty()) return Refusal{std::move(why)};
+  if (std::string why = page_refusal(p); !why.empty()) return Refusal{std::move(why)};
   if (!tile_of(p.head_dim, p.head_dim_v, kKilobytes))
     return cuda::head_dims_refusal(cuda::common_part(p), kDecodeTiles);
   const int64_t bytes = p.plan ? 0 : cuda::own_plan(p, Call(p).work_places).bytes();

@@ -6,8 +6,8 @@
 
 namespace flashmask::sm80 {
 
-/// Loads the keys and values of a CTA's shares ahead of their use, from unit to unit: items of 64 keys, or values, by
-/// turns, an item a slot and a group of copies. Each warp loads 16 rows of them, wherever they lie.
+/// Loads the keys and values of a CTA's shares ahead of their use, from unit to unit: the keys of a step and its values
+/// by turns, each a slot and a group of copies. Each warp loads kLoadedKeys rows of them, wherever they lie.
 template <typename Traits>
 class KeyLoader {
  public:
@@ -20,30 +20,33 @@ class KeyLoader {
   __device__ __forceinline__ void start() {
     if (ptx::is_leader()) shared_.walks[warp_].begin();
     find_step();
+    load_keys();
 #pragma unroll 1
-    for (int n = 0; n < Traits::kSlots - 1; ++n) {
-      if (n > 0 && n % 2 == 0) put_scales();
-      load();
+    for (int n = 2; n < Traits::kSlots; n += 2) {
+      load_values();
+      put_scales();
+      load_keys();
     }
   }
 
-  /// Loads the next item into the next slot, which nobody reads any more.
-  __device__ __forceinline__ void load() {
-    unsigned char* const to = shared_.slots[item_ % Traits::kSlots];
-    if (item_ % 2 == 0) {
-      entry_ = next_entry_;
-      row_ = next_row_;
-      if (const KeyStep& loaded = step(item_ / 2); !loaded.is_end) {
-        if constexpr (Traits::kFloat8) load_scales(loaded);
-        copy<typename Traits::KTile>(to, loaded, p_.k_rows, p_.head_dim);
-        ++found_;
-        find_step();
-      }
-    } else if (const KeyStep& loaded = step(item_ / 2); !loaded.is_end) {
-      copy<typename Traits::VTile>(to, loaded, p_.v_rows, p_.head_dim_v);
+  /// Loads the next step's keys into the next slot, which nobody reads any more, and looks up the step after it.
+  __device__ __forceinline__ void load_keys() {
+    entry_ = next_entry_;
+    row_ = next_row_;
+    if (const KeyStep& loaded = step(loaded_); !loaded.is_end) {
+      if constexpr (Traits::kFloat8) load_scales(loaded);
+      copy<typename Traits::KTile>(2 * loaded_, loaded, p_.k_rows, p_.head_dim);
+      ++found_;
+      find_step();
     }
     ptx::cp_async_commit();
-    ++item_;
+  }
+  /// Loads the values of the step whose keys came last.
+  __device__ __forceinline__ void load_values() {
+    if (const KeyStep& loaded = step(loaded_); !loaded.is_end)
+      copy<typename Traits::VTile>(2 * loaded_ + 1, loaded, p_.v_rows, p_.head_dim_v);
+    ptx::cp_async_commit();
+    ++loaded_;
   }
 
   /// Puts the factors of the keys that were last begun where all warps find them after their next meeting.
@@ -85,17 +88,30 @@ class KeyLoader {
   }
   /// Begins to load the factors of a step's keys. A value that is not there has none.
   __device__ __forceinline__ void load_scales(const KeyStep& step) {
-    scaled_ = item_ / 2;
-    k_scale_ = is_there() ? p_.k_scale.at(entry_, row_, step.kv_head) : 1.f;
-    v_scale_ = is_there() ? p_.v_scale.at(entry_, row_, step.kv_head) : 0.f;
+    scaled_ = loaded_;
+    k_scale_ = is_there() ? scale_of(p_.k_scale, step.kv_head) : 1.f;
+    v_scale_ = is_there() ? scale_of(p_.v_scale, step.kv_head) : 0.f;
+  }
+  __device__ __forceinline__ float scale_of(const cuda::CacheScale& scale, int32_t head) const {
+    return scale.data ? __ldg(scale.data + offset_of(scale.page_stride, scale.row_stride, scale.head_stride, head))
+                      : 1.f;
+  }
+  /// The offset of the lane's key in elements. Those of a page fit 32 bits (see page_refusal).
+  __device__ __forceinline__ uint64_t offset_of(int64_t page_stride, int64_t row_stride, int64_t head_stride,
+                                                int32_t head) const {
+    const uint32_t in_page = static_cast<uint32_t>(row_) * static_cast<uint32_t>(row_stride) +
+                             static_cast<uint32_t>(head) * static_cast<uint32_t>(head_stride);
+    return static_cast<uint32_t>(entry_) * static_cast<uint64_t>(page_stride) + in_page;
   }
 
   /// Copies the warp's rows of an item. Keys and columns that are not there become zeros.
   template <typename Tile>
-  __device__ __forceinline__ void copy(unsigned char* tile, const KeyStep& step, const cuda::CallRows& rows,
+  __device__ __forceinline__ void copy(uint32_t item, const KeyStep& step, const cuda::CallRows& rows,
                                        int32_t columns) const {
-    const uint64_t address =
-        is_there() ? reinterpret_cast<uint64_t>(rows.template at<Stored>(entry_, row_, step.kv_head)) : 0;
+    const uint64_t offset = offset_of(rows.batch_stride, rows.row_stride, rows.head_stride, step.kv_head),
+                   address =
+                       is_there() ? reinterpret_cast<uint64_t>(static_cast<const Stored*>(rows.data) + offset) : 0;
+    unsigned char* const tile = shared_.slots[item % Traits::kSlots];
     if (p_.keys_aligned) {
       copy_rows<Tile, true>(tile, address, columns);
     } else {
@@ -108,16 +124,21 @@ class KeyLoader {
     constexpr uint32_t kChunks = Tile::kChunksOfRow, kRowsAtOnce = 32 / kChunks;
     constexpr int32_t kElements = 16 / sizeof(Stored);
     [[maybe_unused]] constexpr int kUnroll = kAligned ? Traits::kLoadedKeys / kRowsAtOnce : 1;
-    const uint32_t lane = ptx::reload_lane(), chunk = lane % kChunks;
+    const uint32_t lane = ptx::reload_lane(), chunk = lane % kChunks, own_row = lane / kChunks;
+    const uint32_t there = __ballot_sync(0xffffffff, address != 0) >> own_row;
+    const uint32_t first_place = Tile::place(Traits::kLoadedKeys * static_cast<uint32_t>(warp_) + own_row, chunk);
 #pragma unroll kUnroll
     for (uint32_t first = 0; first < Traits::kLoadedKeys; first += kRowsAtOnce) {
-      const uint32_t key = first + lane / kChunks, row = Traits::kLoadedKeys * static_cast<uint32_t>(warp_) + key;
-      const auto* const from = reinterpret_cast<const Stored*>(__shfl_sync(0xffffffff, address, static_cast<int>(key)));
-      unsigned char* const to = tile + Tile::place(row, chunk);
+      const uint64_t row = __shfl_sync(0xffffffff, address, static_cast<int>(first + own_row));
+      const auto* const from = reinterpret_cast<const Stored*>(row) + kElements * static_cast<int32_t>(chunk);
+      // Rows that are apart by kRowsAtOnce, a power of two, are permuted by what the two permutations have together.
+      unsigned char* const to = tile + ((first_place + first * Tile::kRowBytes) ^ Tile::permutation(first) << 4);
 #pragma unroll
       for (int32_t block = 0; block < Tile::kColumns / Tile::kBlockColumns; ++block) {
-        const int32_t column = kElements * (static_cast<int32_t>(kChunks) * block + static_cast<int32_t>(chunk));
-        copy_chunk<kAligned>(to + block * Tile::kBlockBytes, from + column, from ? columns - column : 0);
+        const int32_t of_block = kElements * static_cast<int32_t>(kChunks) * block,
+                      column = of_block + kElements * static_cast<int32_t>(chunk);
+        copy_chunk<kAligned>(to + block * Tile::kBlockBytes, from + of_block,
+                             there >> first & 1 ? columns - column : 0);
       }
     }
   }
@@ -140,7 +161,7 @@ class KeyLoader {
   const int warp_;
   /// Pages and rows there of the lane's keys: the loaded step's, and the next one's.
   int32_t entry_ = -1, row_ = 0, next_entry_ = -1, next_row_ = 0;
-  uint32_t item_ = 0, found_ = 0;    ///< found_: the last step that has been looked up
+  uint32_t loaded_ = 0, found_ = 0;  ///< the step that is loaded, and the last one that has been looked up
   float k_scale_ = 1, v_scale_ = 0;  ///< factors of the lane's key of step scaled_
   uint32_t scaled_ = 0;
 };

@@ -25,15 +25,19 @@ struct DecodeTraits {
   static constexpr DecodeTile kTile = find_tile(kDecodeTiles, kHeadDim, kHeadDimV, kKilobytes);
   static constexpr int kQkDim = kHeadDim, kVDim = kHeadDimV;
   static_assert(kQkDim % 64 == 0 && kVDim % 64 == 0, "a steps and pieces of e4m3 are of 32 columns");
-  static constexpr int kRows = cuda::kPackedRows, kKeys = 64;
+  static constexpr int kRows = cuda::kPackedRows;
+  static constexpr int kKeys = kFloat8 ? kTile.float8_keys : kTile.keys;
+  static constexpr int kSlots = kFloat8 ? kTile.float8_slots : kTile.slots;
+  static_assert(kKeys == cuda::kBlockKeys || 2 * kKeys == cuda::kBlockKeys);
+  static_assert(kSlots >= 2 && (kSlots & (kSlots - 1)) == 0, "keys and values take slots by turns");
   static constexpr int kWarps = 4, kThreads = 32 * kWarps;
   static constexpr int kLoadedKeys = kKeys / kWarps;  ///< each warp loads so many of a step
-  static constexpr int kSlots = kFloat8 ? kTile.float8_slots : kTile.slots;
-  static_assert(kSlots >= 2 && (kSlots & (kSlots - 1)) == 0);
+  /// Bits of the keys that a warp loads.
+  using KeyBits = std::conditional_t<kLoadedKeys == 32, uint32_t, uint16_t>;
   /// Steps that are being read or loaded, and one more, whose place in the cache is looked up.
   static constexpr int kSteps = kSlots < 4 ? 4 : kSlots;
   /// True if O and S leave enough registers for a warp's rows of Q.
-  static constexpr bool kQInRegisters = kQkDim <= 128;
+  static constexpr bool kQInRegisters = kQkDim * kKeys <= 128 * 64;
 
   using QTile = SharedTile<Product, kRows, kQkDim>;
   /// Numbers of e4m3 lie two and two where one of 16 bits would.
@@ -43,7 +47,7 @@ struct DecodeTraits {
   using Outputs = cuda::Accumulators<16, kVDim>;
 };
 
-/// 64 keys of a unit, as a warp loads and reads them.
+/// A step's keys of a unit, as a warp loads and reads them.
 struct KeyStep {
   int32_t first_key;
   bool is_masked;  ///< some rows may not see some keys
@@ -54,7 +58,8 @@ struct KeyStep {
   const int32_t* table;  ///< the request's; null: keys are contiguous
 };
 
-/// The steps of a CTA's shares, in order. A single lane walks.
+/// The steps of a CTA's shares, in order, of kKeys keys: blocks or halves of them. A single lane walks.
+template <int kKeys>
 class StepWalk {
  public:
   __device__ __forceinline__ void begin() {
@@ -64,7 +69,7 @@ class StepWalk {
   }
   __device__ __forceinline__ KeyStep next(const cuda::CachedParams& p) {
     if (has_half_) {
-      first_key_ += 64;
+      first_key_ += kKeys;
       has_half_ = false;
     } else {
       if (unit_left_ == 0 && !next_unit(p)) return {.is_end = true};
@@ -73,7 +78,7 @@ class StepWalk {
       --left_;
       first_key_ = block.index * cuda::kBlockKeys;
       is_masked_ = block.masked || p.needs_positions();
-      has_half_ = first_key_ + 64 < units_.tile().keys;
+      has_half_ = kKeys < cuda::kBlockKeys && first_key_ + kKeys < units_.tile().keys;
     }
     return {.first_key = first_key_,
             .is_masked = is_masked_,
@@ -118,14 +123,15 @@ class StepWalk {
   cuda::LiveBlocks blocks_;
   const int32_t* table_;
   int32_t first_key_;
-  bool is_masked_, has_half_;  ///< has_half_: the block's second 64 keys come next
+  bool is_masked_, has_half_;  ///< has_half_: the block's second half comes next
 };
 
 template <typename Traits>
 struct DecodeShared {
   struct Rows {
     alignas(128) unsigned char q[Traits::QTile::kBytes];
-    uint16_t visible[Traits::kRows][Traits::kWarps];    ///< by row of the tile, not by packed row, and 16 keys
+    /// By row of the tile, not by packed row, and by the warp that loads the keys.
+    typename Traits::KeyBits visible[Traits::kRows][Traits::kWarps];
     int32_t key_positions[Traits::kKeys];               ///< if ALiBi needs them
     float q_unit[Traits::kFloat8 ? Traits::kRows : 1];  ///< a power of two: what a row's products lack
   };
@@ -140,7 +146,7 @@ struct DecodeShared {
   cuda::UnitWalk units;  ///< thread 0's
   uint32_t is_last_part;
   /// Each warp's own, so that none waits for another; what lanes share costs no registers here.
-  StepWalk walks[Traits::kWarps];
+  StepWalk<Traits::kKeys> walks[Traits::kWarps];
   KeyStep steps[Traits::kWarps][Traits::kSteps];
   /// The factors of keys and values of e4m3.
   struct Scales {
