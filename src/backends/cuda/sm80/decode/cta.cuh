@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
+#include "backends/cuda/cache/decode_rows.cuh"
 #include "backends/cuda/cache/packed_rows.cuh"
 #include "backends/cuda/device/delay.cuh"
 #include "backends/cuda/device/launch_overlap.cuh"
@@ -68,15 +70,31 @@ class DecodeCta {
   /// Weights of a warp's rows and at most all keys of a step.
   using Weights = cuda::PackedFragments<Traits::kKeys>;
 
-  /// A warp's place among the four: its 16 rows of the tile, and its keys of each step.
-  template <int kKeyWarps>
+  /// A warp's place among the four: its 16 rows of the tile, of which lanes have but their first where kLaneRows is 1,
+  /// and its keys of each step.
+  template <int kKeyWarps_, int kLaneRows_ = 2>
   struct Place {
-    static constexpr int kKeys = Traits::kKeys / kKeyWarps;
+    static constexpr int kKeyWarps = kKeyWarps_, kLaneRows = kLaneRows_, kKeys = Traits::kKeys / kKeyWarps;
+    static constexpr int kScores = kSlabRows * kKeys / 32;
+    using Scores = cuda::Accumulators<kSlabRows, kKeys>;
     int warp;
     __device__ __forceinline__ int slab() const { return warp / kKeyWarps; }
     __device__ __forceinline__ int key_warp() const { return warp % kKeyWarps; }
     __device__ __forceinline__ int first_row() const { return kSlabRows * slab(); }
     __device__ __forceinline__ int first_key() const { return kKeys * key_warp(); }
+  };
+
+  template <typename OwnReference>
+  using ScoresOf = typename std::remove_cvref_t<OwnReference>::Scores;
+
+  /// True if a step's weights and the next one's scores do not fit in registers together.
+  template <typename OwnReference>
+  static constexpr bool kIsCrowded = std::remove_cvref_t<OwnReference>::kScores + Traits::kVDim / 2 > 96;
+
+  /// A step as the loop over steps knows it.
+  struct Step {
+    int32_t first_key;
+    bool is_masked, is_last;
   };
 
   /// Finds the share's next unit, of which and of others it has `left` blocks.
@@ -94,13 +112,16 @@ class DecodeCta {
   __device__ __forceinline__ void run_unit(const cuda::UnitPart& work) {
     const int32_t slabs = (work.count() + kSlabRows - 1) / kSlabRows;
     key_warps_ = slabs > 2 ? 1 : slabs > 1 ? 2 : kWarps;
+    is_half_slab_ = work.count() <= kSlabRows / 2;
     run_rows(work);
     if (!work.is_final()) finish_unit(work);
   }
   /// Calls f with this warp's place.
   template <typename F>
   __device__ __forceinline__ void with_place(const F& f) const {
-    if (key_warps_ == 4) {
+    if (is_half_slab_) {
+      f(Place<4, 1>{warp_});
+    } else if (key_warps_ == 4) {
       f(Place<4>{warp_});
     } else if (key_warps_ == 2) {
       f(Place<2>{warp_});
@@ -125,94 +146,146 @@ class DecodeCta {
       for (int step = 0; step < kSteps; ++step) q_rows(first_row).read(0, step, q[step]);
     }
     Weights weights;
-    bool is_last = false;
+    const auto with_rows = [&](const auto& f) {
+      if (has_rows) with_place(f);
+    };
+    Step step = next_step(work);
+    const unsigned char *keys = next_item<kWaiting>(), *values = nullptr;
+    loader_.load_values();
+    with_rows([&](const auto& own) {
+      ScoresOf<decltype(own)> s = {};
+      multiply_keys(own, keys, q, s);
+      weigh(work, own, step, s, rows, weights);
+    });
+    bool has_two = false;  // items of the step before have been read, and make room for as many
 #pragma unroll 1
-    while (!is_last) {
-      const KeyStep& step = loader_.step(step_);
-      const int32_t first_key = step.first_key;
-      const bool is_masked = step.is_masked;
-      is_last = step.is_last;
-      if (is_masked) find_visible(work, first_key);
-      if constexpr (Traits::kSlots == 2) loader_.put_scales();
-      const unsigned char* const keys = next_item();
-      loader_.load_values();
-      if (has_rows)
-        with_place([&](const auto& own) { weigh_keys(work, own, first_key, is_masked, keys, q, rows, weights); });
-      if constexpr (Traits::kSlots > 2) loader_.put_scales();
-      const unsigned char* const values = next_item();
-      loader_.load_keys();
-      if (has_rows) with_place([&](const auto& own) { add_values(own, values, weights, rows.o); });
-      ++step_;
+    while (!step.is_last) {
+      if constexpr (Traits::kOverlaps) {
+        step = next_step(work);
+        values = has_two ? next_item<kWaiting - 2>() : next_item<kWaiting - 1>();
+        keys = take_item();
+        load_items(has_two);
+        has_two = true;
+        with_rows([&](const auto& own) {
+          ScoresOf<decltype(own)> s = {};
+          if constexpr (kIsCrowded<decltype(own)>) add_values(own, values, weights, rows.o);
+          multiply_keys(own, keys, q, s);
+          if constexpr (!kIsCrowded<decltype(own)>) add_values(own, values, weights, rows.o);
+          weigh(work, own, step, s, rows, weights);
+        });
+      } else {
+        values = next_item<kWaiting>();
+        loader_.load_keys();
+        with_rows([&](const auto& own) { add_values(own, values, weights, rows.o); });
+        step = next_step(work);
+        keys = next_item<kWaiting>();
+        loader_.load_values();
+        with_rows([&](const auto& own) {
+          ScoresOf<decltype(own)> s = {};
+          multiply_keys(own, keys, q, s);
+          weigh(work, own, step, s, rows, weights);
+        });
+      }
     }
+    values = next_item<Traits::kOverlaps ? kWaiting - 1 : kWaiting>();
+    load_items(has_two);
+    with_rows([&](const auto& own) { add_values(own, values, weights, rows.o); });
     if constexpr (kFloat8) finish_units(rows);
     with_place([&](const auto& own) { add_up(own, rows); });
     if (has_rows && warp_ % key_warps_ == 0) store(work, first_row, rows);
   }
 
-  /// Waits for the next item, and until nobody reads the one before.
+  static constexpr uint32_t kSteppedBits = Traits::kOverlaps + 1;
+  /// Items that are loading when a unit's first is waited for.
+  static constexpr int kWaiting = Traits::kSlots - 2;
+
+  /// The unit's next step. Whoever looked at the bits of the step before the last has met all others since.
+  __device__ __forceinline__ Step next_step(const cuda::UnitPart& work) {
+    const KeyStep& found = loader_.step(++step_);
+    const Step step{found.first_key, found.is_masked, found.is_last};
+    if (step.is_masked) find_visible(work, step.first_key);
+    return step;
+  }
+  /// Waits until at most kLoading items are on their way, and until nobody reads the items before: the next one.
+  template <int kLoading>
   __device__ __forceinline__ const unsigned char* next_item() {
-    ptx::cp_async_wait<Traits::kSlots - 2>();
+    loader_.put_scales();
+    ptx::cp_async_wait<kLoading>();
     if (key_warps_ == kWarps) {
       __syncwarp();
     } else {
       join();
     }
-    return shared_.slots[item_++ % Traits::kSlots];
+    return take_item();
+  }
+  __device__ __forceinline__ const unsigned char* take_item() { return shared_.slots[item_++ % Traits::kSlots]; }
+  /// Loads keys, and before them values if there is room.
+  __device__ __forceinline__ void load_items(bool has_two) {
+    if (has_two) loader_.load_values();
+    loader_.load_keys();
   }
 
   __device__ __forceinline__ RowsOfA<QTile> q_rows(int first_row) const {
     return RowsOfA<QTile>(ptx::shared_address(shared_.rows.q) + static_cast<uint32_t>(first_row) * QTile::kRowBytes);
   }
 
-  /// Weights of the warp's keys of a step: S = Q K^T and its softmax.
-  template <int kKeyWarps>
-  __device__ __forceinline__ void weigh_keys(const cuda::UnitPart& work, const Place<kKeyWarps>& own, int32_t first_key,
-                                             bool is_masked, const unsigned char* keys, const Queries& held, Rows& rows,
-                                             Weights& weights) const {
-    constexpr int kKeys = Place<kKeyWarps>::kKeys;
-    cuda::Accumulators<kSlabRows, kKeys> s = {};
+  /// S += Q K^T for the warp's keys of a step.
+  template <typename Own>
+  __device__ __forceinline__ void multiply_keys(const Own& own, const unsigned char* keys, const Queries& held,
+                                                typename Own::Scores& s) const {
     const RowsOfA<QTile> queries = q_rows(own.first_row());
     using Keys = KeyOperand<KTile, kFloat8>;
     const Keys columns(ptx::shared_address(keys) + static_cast<uint32_t>(own.first_key()) * KTile::kRowBytes);
-#pragma unroll
+    static_assert(!kIsCrowded<Own> || !Traits::kQInRegisters, "registers have no indices");
+    [[maybe_unused]] constexpr int kUnroll = kIsCrowded<Own> ? 1 : kSteps;
+#pragma unroll kUnroll
     for (int n = 0; n < kSteps; n += Keys::kSteps) {
       uint32_t q[Keys::kSteps][4];
 #pragma unroll
       for (int i = 0; i < Keys::kSteps; ++i) read_query_step(held, queries, n + i, q[i]);
 #pragma unroll
-      for (int piece = 0; piece < kKeys / 16; ++piece) {
+      for (int piece = 0; piece < Own::kKeys / 16; ++piece) {
         uint32_t k[Keys::kSteps][4];
         columns.read(16 * piece, n / Keys::kSteps, k);
 #pragma unroll
         for (int i = 0; i < Keys::kSteps; ++i) multiply<Product>(s, piece, q[i], k[i]);
       }
     }
+  }
+
+  /// Makes weights of products: their softmax.
+  template <typename Own>
+  __device__ __forceinline__ void weigh(const cuda::UnitPart& work, const Own& own, const Step& step,
+                                        typename Own::Scores& s, Rows& rows, Weights& weights) const {
     if constexpr (kFloat8) scale_scores(own, s);
-    change_scores(work, own, first_key, s);
-    if (is_masked) visible_to(work, own).hide(s);
+    change_scores(work, own, step.first_key, s);
+    if (step.is_masked) visible_to(work, own).hide(s);
+    cuda::DecodeRows<Own::kLaneRows> state{rows.state};
     float factor[2];
-    const cuda::Raised raised = rows.state.raise_row_max(s, p_.scale_log2, p_.score_of_bit, factor);
-    if (raised.rescale) cuda::RowState::rescale(rows.o, factor);
-    rows.state.exponentiate(s, 0, p_.scale_log2);
-    rows.state.exponentiate(s, 1, p_.scale_log2);
+    const cuda::Raised raised = state.raise_row_max(s, p_.scale_log2, p_.score_of_bit, factor);
+    if (raised.rescale) state.rescale(rows.o, factor);
+    state.exponentiate(s, 0, p_.scale_log2);
+    state.exponentiate(s, 1, p_.scale_log2);
     if constexpr (kFloat8) scale_weights(own, s, rows);
 #pragma unroll
-    for (int n = 0; n < kKeys / 16; ++n) {
+    for (int n = 0; n < Own::kKeys / 16; ++n) {
 #pragma unroll
       for (int pair = 0; pair < 4; ++pair)
-        weights[n][pair] = ptx::pack<Product>(s[8 * n + 2 * pair], s[8 * n + 2 * pair + 1]);
+        weights[n][pair] =
+            pair % 2 < Own::kLaneRows ? ptx::pack<Product>(s[8 * n + 2 * pair], s[8 * n + 2 * pair + 1]) : 0;
     }
-    if (raised.row_max) rows.state.refresh_limits(p_.score_of_bit);
+    if (raised.row_max) state.refresh_limits(p_.score_of_bit);
+    rows.state = state;
   }
 
   /// O += P V.
-  template <int kKeyWarps>
-  __device__ __forceinline__ void add_values(const Place<kKeyWarps>& own, const unsigned char* values,
-                                             const Weights& weights, Outputs& o) const {
+  template <typename Own>
+  __device__ __forceinline__ void add_values(const Own& own, const unsigned char* values, const Weights& weights,
+                                             Outputs& o) const {
     using Values = ValueOperand<VTile, kFloat8>;
     const Values rows(ptx::shared_address(values) + static_cast<uint32_t>(own.first_key()) * VTile::kRowBytes);
 #pragma unroll
-    for (int n = 0; n < Place<kKeyWarps>::kKeys / 16; ++n) {
+    for (int n = 0; n < Own::kKeys / 16; ++n) {
 #pragma unroll
       for (int piece = 0; piece < Traits::kVDim / 16; piece += Values::kPieces) {
         uint32_t v[Values::kPieces][4];
@@ -239,24 +312,26 @@ class DecodeCta {
   __device__ __forceinline__ const auto& scales() const { return shared_.scales[step_ % Traits::kSteps]; }
 
   /// Makes products: rows of Q lack a power of two, keys their factors.
-  template <int kKeyWarps, int kScores>
-  __device__ __forceinline__ void scale_scores(const Place<kKeyWarps>& own, float (&s)[kScores]) const {
+  template <typename Own>
+  __device__ __forceinline__ void scale_scores(const Own& own, typename Own::Scores& s) const {
     const int row = own.first_row() + cuda::Slab::row_in_eight();
     const float unit[2] = {shared_.rows.q_unit[row], shared_.rows.q_unit[row + 8]};
 #pragma unroll
-    for (int i = 0; i < kScores; ++i) s[i] *= unit[i / 2 % 2] * scales().k[own.first_key() + cuda::Slab::column(i)];
+    for (int i = 0; i < Own::kScores; ++i) {
+      if (i / 2 % 2 < Own::kLaneRows) s[i] *= unit[i / 2 % 2] * scales().k[own.first_key() + cuda::Slab::column(i)];
+    }
   }
   /// Multiplies weights by the values' factors, relative to a power of two of the step's, so that none is too small for
   /// f16. O goes over to that unit.
-  template <int kKeyWarps, int kScores>
-  __device__ __forceinline__ void scale_weights(const Place<kKeyWarps>& own, float (&s)[kScores], Rows& rows) const {
+  template <typename Own>
+  __device__ __forceinline__ void scale_weights(const Own& own, typename Own::Scores& s, Rows& rows) const {
     if (!p_.v_scale.data) return;
     const float* const factors = scales().v + own.first_key();
     const uint32_t lane = ptx::lane();
     uint32_t largest = 0;
 #pragma unroll
-    for (uint32_t n = 0; n < Place<kKeyWarps>::kKeys; n += 32)
-      largest = max(largest, __float_as_uint(factors[(n + lane) % Place<kKeyWarps>::kKeys]) & 0x7fffffff);
+    for (uint32_t n = 0; n < Own::kKeys; n += 32)
+      largest = max(largest, __float_as_uint(factors[(n + lane) % Own::kKeys]) & 0x7fffffff);
     // Units stay near the largest, so that O stays finite.
     constexpr int32_t kMostDown = 60, kLeast = 1, kMost = 253;
     const auto own_exponent = static_cast<int32_t>(__reduce_max_sync(0xffffffff, largest) >> 23);
@@ -270,7 +345,9 @@ class DecodeCta {
     }
     const float inverse = __int_as_float((254 - exponent) << 23);
 #pragma unroll
-    for (int i = 0; i < kScores; ++i) s[i] *= factors[cuda::Slab::column(i)] * inverse;
+    for (int i = 0; i < Own::kScores; ++i) {
+      if (i / 2 % 2 < Own::kLaneRows) s[i] *= factors[cuda::Slab::column(i)] * inverse;
+    }
   }
   /// Gives O its unit.
   __device__ __forceinline__ void finish_units(Rows& rows) const {
@@ -287,14 +364,14 @@ class DecodeCta {
   }
 
   /// Makes scores of products: the tanh of a softcap, then the biases of ALiBi.
-  template <int kKeyWarps, int kScores>
-  __device__ __forceinline__ void change_scores(const cuda::UnitPart& work, const Place<kKeyWarps>& own,
-                                                int32_t first_key, float (&s)[kScores]) const {
+  template <typename Own>
+  __device__ __forceinline__ void change_scores(const cuda::UnitPart& work, const Own& own, int32_t first_key,
+                                                typename Own::Scores& s) const {
     if (p_.softcap.is_set()) cuda::apply_softcap<Product>(s, p_.softcap.factor);
     if (!p_.alibi.is_set()) return;
     cuda::apply_alibi(
         p_, work, [&](int half) { return place_of(work, own.first_row(), half); },
-        shared_.rows.key_positions + own.first_key(), first_key + own.first_key(), s);
+        shared_.rows.key_positions[step_ % kSteppedBits] + own.first_key(), first_key + own.first_key(), s);
   }
 
   /// Finds which of a step's keys each row of the tile sees: a warp for the keys that it has loaded, and as many rows
@@ -312,7 +389,8 @@ class DecodeCta {
       hidden = sequence.hidden(key, place, work.kv_head);
       if (sequence.has_positions()) position = sequence.key_position(key, place);
     }
-    if (p_.needs_positions() && lane < kOwnKeys) shared_.rows.key_positions[column] = static_cast<int32_t>(position);
+    if (p_.needs_positions() && lane < kOwnKeys)
+      shared_.rows.key_positions[step_ % kSteppedBits][column] = static_cast<int32_t>(position);
     for (int32_t first = 0; first < work.tile.row_count; first += 32 / kOwnKeys) {
       const int32_t i = first + lane / kOwnKeys;
       const int64_t row = sequence.first_row() + work.tile.first_row + i;
@@ -320,20 +398,21 @@ class DecodeCta {
                         sequence.in_band(row, key, sequence.row_position(row), position) && !hidden.hides(row);
       const uint32_t bits = __ballot_sync(0xffffffff, sees);
       if (lane % kOwnKeys == 0 && i < work.tile.row_count)
-        shared_.rows.visible[i][warp_] = static_cast<typename Traits::KeyBits>(bits >> lane);
+        shared_.rows.visible[step_ % kSteppedBits][i][warp_] = static_cast<typename Traits::KeyBits>(bits >> lane);
     }
   }
   /// The thread's bits of its rows and of the warp's keys.
-  template <int kKeyWarps>
-  __device__ __forceinline__ cuda::SlabBits visible_to(const cuda::UnitPart& work, const Place<kKeyWarps>& own) const {
+  template <typename Own>
+  __device__ __forceinline__ cuda::SlabBits visible_to(const cuda::UnitPart& work, const Own& own) const {
     constexpr int kOwnKeys = Traits::kLoadedKeys;
     cuda::SlabBits bits{};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int32_t row = place_of(work, own.first_row(), half).row;
 #pragma unroll
-      for (int n = 0; n < Place<kKeyWarps>::kKeys / 8; ++n) {
-        const uint32_t keys = row < 0 ? 0 : shared_.rows.visible[row][(own.first_key() + 8 * n) / kOwnKeys];
+      for (int n = 0; n < Own::kKeys / 8; ++n) {
+        const uint32_t keys =
+            row < 0 ? 0 : shared_.rows.visible[step_ % kSteppedBits][row][(own.first_key() + 8 * n) / kOwnKeys];
         bits.row[half] |= (keys >> (8 * n % kOwnKeys + 2 * cuda::Slab::column_pair()) & 3) << 2 * n;
       }
     }
@@ -341,10 +420,10 @@ class DecodeCta {
   }
 
   /// Adds up the results of the warps that share rows, in ascending order of keys: each half of them to the other.
-  template <int kKeyWarps>
-  __device__ __forceinline__ void add_up(const Place<kKeyWarps>& own, Rows& rows) {
+  template <typename Own>
+  __device__ __forceinline__ void add_up(const Own& own, Rows& rows) {
 #pragma unroll
-    for (int half = kKeyWarps / 2; half > 0; half /= 2) {
+    for (int half = Own::kKeyWarps / 2; half > 0; half /= 2) {
       join();  // The rows, or the states before, have been read.
       const int from = own.key_warp() - half;
       if (from >= 0 && from < half) put_state(rows, shared_.states[own.slab() * half + from]);
@@ -408,7 +487,9 @@ class DecodeCta {
   const int warp_;
   KeyLoader<Traits> loader_;
   int key_warps_ = 1;             ///< warps that share the unit's rows
-  uint32_t item_ = 0, step_ = 0;  ///< the next ones, counted through
+  bool is_half_slab_ = false;     ///< all rows of the unit are lanes' first
+  uint32_t item_ = 0;             ///< the next, counted through
+  uint32_t step_ = ~uint32_t{0};  ///< the last whose keys were begun with, counted through
 };
 
 }  // namespace flashmask::sm80

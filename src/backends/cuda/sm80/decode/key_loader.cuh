@@ -52,9 +52,11 @@ class KeyLoader {
   /// Puts the factors of the keys that were last begun where all warps find them after their next meeting.
   __device__ __forceinline__ void put_scales() {
     if constexpr (Traits::kFloat8) {
+      if (!has_scales_) return;
       auto& scales = shared_.scales[scaled_ % Traits::kSteps];
       scales.k[own_key()] = k_scale_;
       scales.v[own_key()] = v_scale_;
+      has_scales_ = false;
     }
   }
 
@@ -89,6 +91,7 @@ class KeyLoader {
   /// Begins to load the factors of a step's keys. A value that is not there has none.
   __device__ __forceinline__ void load_scales(const KeyStep& step) {
     scaled_ = loaded_;
+    has_scales_ = true;
     k_scale_ = is_there() ? scale_of(p_.k_scale, step.kv_head) : 1.f;
     v_scale_ = is_there() ? scale_of(p_.v_scale, step.kv_head) : 0.f;
   }
@@ -164,6 +167,7 @@ class KeyLoader {
   uint32_t loaded_ = 0, found_ = 0;  ///< the step that is loaded, and the last one that has been looked up
   float k_scale_ = 1, v_scale_ = 0;  ///< factors of the lane's key of step scaled_
   uint32_t scaled_ = 0;
+  bool has_scales_ = false;
 };
 
 }  // namespace flashmask::sm80

@@ -14,7 +14,7 @@ struct DecodeTile {
   TileFeatures features;
   /// Keys, or values, that come at a time, and how often they fit in the ring that they go through: a power of two.
   int keys, slots;
-  int float8_keys, float8_slots;  ///< where they are e4m3
+  int float8_keys, float8_slots;  ///< likewise, of e4m3
 
   static constexpr int kProductsOfQk = 1, kProductsOfV = 1;
   static constexpr int kMostCtas = 2;  ///< a multiprocessor has, for which the registers of a thread are limited

@@ -44,6 +44,9 @@ struct DecodeTraits {
   using KTile = SharedTile<Product, kKeys, kQkDim / (kFloat8 ? 2 : 1)>;
   using VTile = SharedTile<Product, kKeys, kVDim / (kFloat8 ? 2 : 1)>;
   static constexpr int kSlotBytes = KTile::kBytes > VTile::kBytes ? KTile::kBytes : VTile::kBytes;
+  /// True if a step's products with keys run beside those of the step before with values. A larger ring leaves no room
+  /// for the bits of a second step.
+  static constexpr bool kOverlaps = kSlots >= 4 && kSlots * kSlotBytes <= 96 * 1024;
   using Outputs = cuda::Accumulators<16, kVDim>;
 };
 
@@ -130,10 +133,11 @@ template <typename Traits>
 struct DecodeShared {
   struct Rows {
     alignas(128) unsigned char q[Traits::QTile::kBytes];
-    /// By row of the tile, not by packed row, and by the warp that loads the keys.
-    typename Traits::KeyBits visible[Traits::kRows][Traits::kWarps];
-    int32_t key_positions[Traits::kKeys];               ///< if ALiBi needs them
-    float q_unit[Traits::kFloat8 ? Traits::kRows : 1];  ///< a power of two: what a row's products lack
+    /// By row of the tile, not by packed row, and by the warp that loads the keys; where steps overlap, of two by
+    /// turns.
+    typename Traits::KeyBits visible[Traits::kOverlaps + 1][Traits::kRows][Traits::kWarps];
+    int32_t key_positions[Traits::kOverlaps + 1][Traits::kKeys];  ///< if ALiBi needs them
+    float q_unit[Traits::kFloat8 ? Traits::kRows : 1];            ///< a power of two: what a row's products lack
   };
   /// One state of a warp's rows: what lane l has is in column l.
   using WarpState = float[Traits::kVDim / 2 + 4][32];
