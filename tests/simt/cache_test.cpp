@@ -10,6 +10,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <initializer_list>
 #include <numeric>
 #include <string>
@@ -54,6 +55,7 @@ struct Limits {
   int64_t least_batch = 1, most_batch = 5, least_rows = 0, most_rows = 30, most_keys = 700;
   int64_t group = 0;  ///< 0: drawn
   bool may_have_classes = true;
+  bool batch_invariant = false;
 };
 
 /// A random call. Keys and rows have no memory, as no plan reads them.
@@ -71,6 +73,8 @@ class DrawnCall {
     if (one_in(random, 3)) draw_tail();
     if (limits.may_have_classes && one_in(random, 4)) draw_positions();
     if (limits.may_have_classes && one_in(random, 4)) draw_blocks();
+    args.batch_invariant = limits.batch_invariant;
+    if (limits.batch_invariant) args.split_size = one_of(random, {128, 256, 384, 1024, 5120});
   }
 
   CachedForwardArgs args;
@@ -292,9 +296,15 @@ class MadePlan {
     for (const Sequence& s : sequences_) sights_.emplace_back(p_, s);
     expect_tiles();
     if (testing::Test::HasFatalFailure()) return;
-    expect_shares();
+    if (plan.invariant_blocks > 0) {
+      expect_split_shares();
+    } else {
+      expect_shares();
+    }
     if (testing::Test::HasFatalFailure()) return;
-    for (std::size_t n = 0; n < units_.size(); ++n) expect_unit(n);
+    for (int64_t n = 0; n < tiles_; n += std::max(plan.tiles[n].parts, 1)) {
+      for (int64_t head = 0; head < p_.heads_kv; ++head) expect_units(n, head);
+    }
   }
 
   WorkPlan plan;
@@ -309,7 +319,7 @@ class MadePlan {
       missing += s.rows().count * plan.group;
     }
     for (; missing > 0; ++tiles_) {
-      ASSERT_LT(tiles_, plan.tile_slots) << missing << " rows are in no tile";
+      ASSERT_LT(tiles_, plan.tile_slots * plan.splits) << missing << " rows are in no tile";
       const RowTile& tile = plan.tiles[tiles_];
       ASSERT_GE(tile.request, 0);
       ASSERT_LT(tile.request, p_.batch);
@@ -334,11 +344,71 @@ class MadePlan {
           --missing;
         }
       }
+      expect_splits();
+      if (testing::Test::HasFatalFailure()) return;
     }
+  }
+  /// A tile is listed for each of its splits, in ascending order; a sequence of one has a final result.
+  void expect_splits() {
+    const RowTile first = plan.tiles[tiles_];
+    ASSERT_EQ(first.part, 0);
+    ASSERT_EQ(first.parts > 0, plan.invariant_blocks > 0 && first.keys > p_.split_size);
+    for (int32_t part = 1; part < first.parts; ++part) {
+      const RowTile& before = plan.tiles[tiles_++];
+      ASSERT_LT(tiles_, plan.tile_slots * plan.splits);
+      RowTile tile = plan.tiles[tiles_];
+      ASSERT_EQ(tile.part, part);
+      ASSERT_GT(split_of(tile), split_of(before));
+      tile.blocks_before = first.blocks_before;
+      tile.first_block = first.first_block;
+      tile.live_blocks = first.live_blocks;
+      tile.live_list = first.live_list;
+      tile.part = 0;
+      ASSERT_EQ(std::memcmp(&tile, &first, sizeof tile), 0);
+    }
+    for (int64_t h = 0; h < p_.heads_kv && plan.invariant_blocks > 0; ++h)
+      ASSERT_EQ(plan.arrived[first.list / plan.mask_heads * p_.heads_kv + h], 0u);
+  }
+  int64_t split_of(const RowTile& tile) const {
+    return std::min(tile.first_block / plan.invariant_blocks, plan.splits - 1);
   }
 
   int64_t live_of(const RowTile& tile, int64_t head) const {
-    return plan.mask_heads == 1 ? tile.live_blocks : plan.live[tile.list + head];
+    return plan.mask_heads == 1 ? tile.live_blocks : plan.live[tile.live_list + head];
+  }
+
+  /// Shares are the whole units that begin in equal stretches of all units' blocks.
+  void expect_split_shares() {
+    units_.resize(static_cast<std::size_t>(tiles_ * p_.heads_kv));
+    int64_t at = 0, tile_index = 0, head = 0;
+    for (int32_t n = 0; n < plan.most_shares; ++n) {
+      const Share& share = plan.shares[n];
+      if (share.blocks == 0) continue;
+      ASSERT_GE(at, cuda::first_block_of(n, share.all_blocks, share.shares));
+      ASSERT_LE(share.shares, plan.most_shares);
+      ASSERT_EQ(share.tile_index, tile_index);
+      ASSERT_EQ(share.kv_head, head);
+      ASSERT_EQ(share.skipped, 0);
+      ASSERT_EQ(std::memcmp(&share.tile, &plan.tiles[tile_index], sizeof share.tile), 0);
+      for (int64_t left = share.blocks; left > 0;) {
+        ASSERT_LT(tile_index, tiles_);
+        ASSERT_LT(at, cuda::first_block_of(n + 1, share.all_blocks, share.shares));
+        const RowTile& tile = plan.tiles[tile_index];
+        if (head == 0) {
+          ASSERT_EQ(tile.blocks_before, at);
+        }
+        const int64_t blocks = live_of(tile, head);
+        ASSERT_LE(blocks, left) << "a unit is cut";
+        walk(tile, head, 0, blocks, units_[static_cast<std::size_t>(tile_index * p_.heads_kv + head)]);
+        left -= blocks;
+        at += blocks;
+        if (++head == p_.heads_kv) head = 0, ++tile_index;
+      }
+      if (tile_index == tiles_) {
+        ASSERT_EQ(at, share.all_blocks);
+      }
+    }
+    ASSERT_EQ(tile_index, tiles_);
   }
 
   /// Shares are equal stretches of all units' blocks in order, which are handed to units_.
@@ -399,22 +469,43 @@ class MadePlan {
     const auto is_set = [&](const uint32_t* bits, int64_t block) {
       return (bits[list * plan.words + block / kBlocksOfWord] >> block % kBlocksOfWord & 1) != 0;
     };
+    const bool is_last = plan.invariant_blocks == 0 || split_of(tile) + 1 == plan.splits;
+    const int64_t stop = is_last ? end : std::min<int64_t>(end, tile.first_block + plan.invariant_blocks),
+                  known = int64_t{plan.words} * kBlocksOfWord;
     int64_t left = blocks;
-    for (int64_t block = 0;
-         block < std::min<int64_t>(plan.words * kBlocksOfWord, round_up(end, kBlocksOfWord)) && left > 0; ++block) {
+    for (int64_t block = tile.first_block; block < std::min(known, stop) && left > 0; ++block) {
       if (!is_set(plan.live_bits, block) || skipped-- > 0) continue;
       skipped = 0;
       to.push_back({block, is_set(plan.full_bits, block)});
       --left;
     }
-    for (int64_t block = plan.words * kBlocksOfWord + std::max<int64_t>(skipped, 0); left > 0; ++block, --left)
-      to.push_back({std::min(block, end), false});
+    for (int64_t block = std::max<int64_t>(known, tile.first_block) + std::max<int64_t>(skipped, 0); left > 0;
+         ++block, --left)
+      to.push_back({block < stop ? block : end, false});
   }
 
-  void expect_unit(std::size_t n) const {
-    const RowTile& tile = plan.tiles[n / static_cast<std::size_t>(p_.heads_kv)];
-    const int64_t head = static_cast<int64_t>(n) % p_.heads_kv;
-    const std::vector<Walked>& walked = units_[n];
+  /// The blocks of a tile's units under a head, which lie in a split each. One that stands for none is left out where
+  /// other splits have some.
+  std::vector<Walked> blocks_of(int64_t n, int64_t head) const {
+    const RowTile& first = plan.tiles[n];
+    std::vector<Walked> all;
+    for (int64_t part = 0; part < std::max(first.parts, 1); ++part) {
+      const RowTile& tile = plan.tiles[n + part];
+      for (const Walked& walked : units_[static_cast<std::size_t>((n + part) * p_.heads_kv + head)]) {
+        if (first.parts > 0 && walked.block == ceil_div(tile.keys, kBlockKeys)) continue;
+        if (first.parts > 0) {
+          EXPECT_EQ(std::min(walked.block / plan.invariant_blocks, int64_t{plan.splits} - 1), split_of(tile))
+              << where(tile, head);
+        }
+        all.push_back(walked);
+      }
+    }
+    return all;
+  }
+
+  void expect_units(int64_t n, int64_t head) const {
+    const RowTile& tile = plan.tiles[n];
+    const std::vector<Walked> walked = blocks_of(n, head);
     const Sequence& s = sequences_[static_cast<std::size_t>(tile.request)];
     const Sight& sight = sights_[static_cast<std::size_t>(tile.request)];
     const bool is_exact = tile.tail == 0 || s.has_positions();
@@ -437,7 +528,7 @@ class MadePlan {
       }
     }
     // One that stands for none is the first without vectors, else past the last key.
-    if (needed == 0 && walked.size() == 1) return;
+    if (needed == 0 && walked.size() <= 1) return;
     ASSERT_EQ(next, walked.size()) << where(tile, head) << ": blocks out of order or of no keys";
     if (is_exact) {
       ASSERT_EQ(walked.size(), std::max<std::size_t>(needed, 1)) << where(tile, head) << ": blocks that none sees";
@@ -488,6 +579,26 @@ TEST(CachePlan, RandomCalls) {
   }
 }
 
+TEST(CachePlan, WholeSplits) {
+  for (uint64_t n = 0; n < 400; ++n) {
+    SCOPED_TRACE("case " + std::to_string(n));
+    expect_plan(6000 + n, {.batch_invariant = true});
+    if (HasFailure()) return;
+  }
+  for (uint64_t n = 0; n < 40; ++n) {
+    SCOPED_TRACE("case " + std::to_string(n) + " of many keys");
+    expect_plan(7000 + n, {.most_batch = 3, .most_rows = 6, .most_keys = 13000, .batch_invariant = true});
+    if (HasFailure()) return;
+  }
+  expect_plan(8000, {.least_batch = 3000,
+                     .most_batch = 3100,
+                     .most_rows = 3,
+                     .most_keys = 400,
+                     .group = 30,
+                     .may_have_classes = false,
+                     .batch_invariant = true});
+}
+
 TEST(CachePlan, KeysOfSeveralWordsOfBits) {
   for (uint64_t n = 0; n < 40; ++n) {
     SCOPED_TRACE("case " + std::to_string(n));
@@ -528,14 +639,14 @@ TEST(CachePlan, AnyLengthsAndTables) {
   for (uint64_t n = 0; n < 100; ++n) {
     SCOPED_TRACE("case " + std::to_string(n));
     Random random(4000 + n);
-    DrawnCall call(random, {});
+    DrawnCall call(random, {.batch_invariant = n % 3 == 0});
     call.scramble();
     const CachedProblem p = check_cached(call.args, {}, false);
     const MadePlan made(p, cuda::capacities_of(p), draw_places(random));
     for (int32_t share = 0; share < made.plan.most_shares; ++share) {
       if (made.plan.shares[share].blocks == 0) continue;
       ASSERT_GE(made.plan.shares[share].tile_index, 0);
-      ASSERT_LT(made.plan.shares[share].tile_index, made.plan.tile_slots);
+      ASSERT_LT(made.plan.shares[share].tile_index, made.plan.tile_slots * made.plan.splits);
     }
   }
 }
@@ -723,6 +834,10 @@ TEST(CachePlan, TooLargeAPlanIsRefused) {
       EXPECT_NE(cuda::WorkPlanLayout::refusal(large).find(std::to_string(much)), std::string::npos);
     }
   }
+  c.batch_invariant = true;
+  EXPECT_EQ(cuda::WorkPlanLayout::refusal(c), "");
+  c.split_size = 128;
+  EXPECT_NE(cuda::WorkPlanLayout::refusal(c).find("8192 splits of 128 keys"), std::string::npos);
 }
 
 TEST(CacheAppend, SameBytesAsTheHost) {

@@ -52,6 +52,18 @@ std::string slopes_refusal(const CachedProblem& p) {
   return message("alibi_slopes is ", describe(slopes), "; its strides must reach less than 2^32 elements");
 }
 
+/// Why the plan has too few splits for a request; empty if it has enough, lists of pages say how long requests are,
+/// which the host cannot see, or the plan is for other calls, which is said elsewhere.
+std::string room_refusal(const CachedProblem& p) {
+  if (!p.batch_invariant || !p.plan || p.cache.page_indptr.defined()) return "";
+  const CachedCapacities& c = p.plan->capacities;
+  if (!c.batch_invariant || c.split_size != p.split_size) return "";
+  const int64_t splits = splits_of(c);
+  if (p.splits() <= splits) return "";
+  return message("batch_invariant is set, and a request has room for ", p.capacity, " keys, ", p.splits(),
+                 " splits of split_size ", p.split_size, "; the plan's max_keys has ", splits);
+}
+
 /// Division of numbers below 2^31: n / divisor is n * multiplier >> shift. With 2^l at least the divisor, the
 /// multiplier is 2^(31 + l) / divisor rounded up, so it is too large by less than 1, and the quotient by less than n /
 /// 2^(31 + l), which is below 1 / divisor.
@@ -76,7 +88,6 @@ Problem common_part(const CachedProblem& p) {
 std::string cached_refusal(const CachedProblem& p) {
   if (std::ranges::find(kDataTypes, p.dtype) == std::end(kDataTypes))
     return message("q is ", name(p.dtype), "; cast to bfloat16 or float16");
-  if (p.batch_invariant) return "batch_invariant is set; backend 'cpu' gives it, in host memory";
   if (p.pages > INT32_MAX) return message("the cache has ", p.pages, " pages; it must have less than 2^31");
   constexpr int64_t kMostRequests = int64_t{1} << 20, kMostKeys = int64_t{1} << 30;
   if (p.batch > kMostRequests)
@@ -84,6 +95,7 @@ std::string cached_refusal(const CachedProblem& p) {
   if (p.capacity > kMostKeys)
     return message("a request has room for ", p.capacity, " keys; it must be at most ", kMostKeys);
   if (std::string why = slopes_refusal(p); !why.empty()) return why;
+  if (std::string why = room_refusal(p); !why.empty()) return why;
   return p.plan ? "" : WorkPlanLayout::refusal(capacities_of(p));
 }
 
@@ -154,7 +166,10 @@ void build_plan(const CachedProblem& p, const CachedPlan& plan, const WorkPlanLa
   launch_work_plan(layout.at(aligned(plan.buffer), p), p, chain);
 }
 
-std::string shares_text(const WorkPlaces& places) {
+std::string shares_text(const CachedProblem& p, const WorkPlaces& places) {
+  if (p.batch_invariant)
+    return message("at multiples of ", p.split_size, " keys, whole splits in ", places.shares,
+                   " shares of live blocks, folded in ascending order by the last to arrive");
   return message("live blocks of 128 keys in ", places.shares,
                  " equal shares, merged in ascending order by the last to arrive");
 }

@@ -45,6 +45,6 @@ WorkPlanLayout planned_layout(const CachedCapacities& capacities, const WorkPlac
 void build_plan(const CachedProblem& p, const CachedPlan& plan, const WorkPlanLayout& layout);
 
 /// How shares are said in explanations.
-std::string shares_text(const WorkPlaces& places);
+std::string shares_text(const CachedProblem& p, const WorkPlaces& places);
 
 }  // namespace flashmask::cuda

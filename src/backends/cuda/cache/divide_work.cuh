@@ -8,7 +8,8 @@ namespace flashmask::cuda {
 
 inline constexpr int kDivideThreads = 1024;
 
-/// Sums of a block of threads: of each thread's predecessors, and of all.
+/// Sums of a block of threads: of each thread's predecessors, and of all. With batch_invariant a tile counts once for
+/// each of its splits.
 struct Sums {
   int64_t tiles, blocks;
 };
@@ -59,13 +60,13 @@ class WorkDivider {
   }
 
   /// The slot's tile, and the live blocks of its units; none if no rows are there.
-  __device__ __forceinline__ int64_t make_tile(int64_t slot, RowTile& tile) const {
+  __device__ __forceinline__ Sums make_tile(int64_t slot, RowTile& tile) const {
     const int64_t b = request_of(slot);
-    if (b >= call_.batch) return 0;
+    if (b >= call_.batch) return {};
     const SequenceView sequence(call_, b);
     const SequenceSizes& sizes = sequence.sizes();
     const int64_t t = slot - slots_.first(b, sizes.rows.begin);
-    if (t < 0 || t >= slots_.count(sizes.rows.count)) return 0;
+    if (t < 0 || t >= slots_.count(sizes.rows.count)) return {};
     tile.request = static_cast<int32_t>(b);
     tile.rows_begin = static_cast<int32_t>(sizes.rows.begin);
     tile.rows_count = static_cast<int32_t>(sizes.rows.count);
@@ -73,9 +74,12 @@ class WorkDivider {
     tile.keys = static_cast<int32_t>(sizes.keys);
     tile.tail = static_cast<int32_t>(sizes.tail);
     slots_.place(t, sizes.rows.count, tile);
-    tile.list = static_cast<int32_t>(slot * plan_.mask_heads);
-    return plan_.has_classes ? count_classes(tile) : count_band(sequence, tile);
+    tile.list = tile.live_list = static_cast<int32_t>(slot * plan_.mask_heads);
+    if (!has_splits()) return {1, plan_.has_classes ? count_classes(tile) : count_band(sequence, tile)};
+    if (!plan_.has_classes) count_band(sequence, tile);
+    return count_splits(tile);
   }
+  __device__ __forceinline__ bool has_splits() const { return plan_.invariant_blocks > 0; }
   /// A unit without a live block has one all the same: its rows have to be written.
   __device__ __forceinline__ int64_t count_band(const SequenceView& sequence, RowTile& tile) const {
     const auto [begin, end] = sequence.reach(sequence.first_row() + tile.first_row, tile.row_count);
@@ -99,20 +103,106 @@ class WorkDivider {
     return plan_.mask_heads == 1 ? all * plan_.heads_kv : all;
   }
 
+  // --- Splits, with batch_invariant ------------------------------------------------------------------
+
+  /// Calls f(split, end, blocks) for each split in which a tile's units have live blocks, or for one if they have none:
+  /// the tile as it is listed for it, the split's last block + 1, and the units' blocks.
+  template <typename F>
+  __device__ __forceinline__ void for_each_split(const RowTile& tile, const F& f) const {
+    const int32_t all = (tile.keys + kBlockKeys - 1) / kBlockKeys,
+                  begin = plan_.has_classes ? 0 : min(tile.first_block, max(all - 1, 0)),
+                  end = plan_.has_classes ? all : min(tile.first_block + tile.live_blocks, all);
+    RowTile split = tile;
+    split.part = 0;
+    int32_t next;
+    for (int32_t first = min(begin / plan_.invariant_blocks * plan_.invariant_blocks, plan_.last_split); first < end;
+         first = next) {
+      next = plan_.split_end(first, all);
+      const int32_t last = min(next, end);
+      split.first_block = max(first, begin);
+      split.live_blocks = live_in(split, last, 0);
+      const int64_t blocks = blocks_in(split, last);
+      if (blocks == 0) continue;
+      f(split, last, blocks);
+      ++split.part;
+    }
+    if (split.part > 0) return;
+    split.first_block = 0;
+    split.live_blocks = 1;
+    f(split, 0, int64_t{plan_.heads_kv});
+  }
+  /// Live blocks of a tile's split under a head, of those before `end`.
+  __device__ __forceinline__ int32_t live_in(const RowTile& split, int32_t end, int32_t head) const {
+    if (!plan_.has_classes) return end - split.first_block;
+    const int32_t known = min(end, plan_.words * kBlocksOfWord);
+    const uint32_t* const bits = plan_.live_bits + int64_t{split.list + head} * plan_.words;
+    int32_t live = end - max(known, split.first_block);  // keys that a plan has no room for are looked at one by one
+    for (int32_t word = split.first_block / kBlocksOfWord; word * kBlocksOfWord < known; ++word) {
+      const int32_t before = word * kBlocksOfWord;
+      live += __popc(__ldcg(bits + word) & blocks_between(split.first_block - before, known - before));
+    }
+    return live;
+  }
+  /// Live blocks of the split's units; where one has some, each has one at least.
+  __device__ __forceinline__ int64_t blocks_in(const RowTile& split, int32_t end) const {
+    if (plan_.mask_heads == 1) return int64_t{split.live_blocks} * plan_.heads_kv;
+    int64_t all = 0;
+    bool any = false;
+    for (int32_t head = 0; head < plan_.mask_heads; ++head) {
+      const int32_t live = live_in(split, end, head);
+      any |= live > 0;
+      all += max(live, 1);
+    }
+    return any ? all : 0;
+  }
+  __device__ __forceinline__ Sums count_splits(const RowTile& tile) const {
+    Sums own{};
+    for_each_split(tile, [&own](const RowTile&, int32_t, int64_t blocks) {
+      ++own.tiles;
+      own.blocks += blocks;
+    });
+    return own;
+  }
+  /// Lists a tile for its splits, of which there are `own`, from place `before` on. A sequence of one split has final
+  /// results, whatever the mask.
+  __device__ __forceinline__ void list_splits(const RowTile& tile, const Sums& own, Sums before) const {
+    const bool is_final = (tile.keys + kBlockKeys - 1) / kBlockKeys <= plan_.invariant_blocks;
+    for_each_split(tile, [&](RowTile split, int32_t end, int64_t blocks) {
+      split.parts = is_final ? 0 : static_cast<int32_t>(own.tiles);
+      split.live_list = static_cast<int32_t>(before.tiles * plan_.mask_heads);
+      for (int32_t head = 0; plan_.mask_heads > 1 && head < plan_.mask_heads; ++head)
+        plan_.live[split.live_list + head] = max(live_in(split, end, head), 1);
+      for (int32_t head = 0; split.part == 0 && head < plan_.heads_kv; ++head)
+        plan_.arrived[split.list / plan_.mask_heads * plan_.heads_kv + head] = 0;
+      list(split, before);
+      ++before.tiles;
+      before.blocks += blocks;
+    });
+  }
+
+  /// Puts a tile into the list, where `before` lies before it.
+  __device__ __forceinline__ void list(RowTile tile, const Sums& before) const {
+    tile.blocks_before = before.blocks;
+    plan_.tiles[before.tiles] = tile;
+    if (before.tiles < Shared::kTiles) shared_.blocks_before[before.tiles] = tile.blocks_before;
+  }
+
   /// Lists the tiles with rows, and returns how many there are, and live blocks.
   __device__ __forceinline__ Sums list_tiles() {
     Sums before{};
     for (int64_t first = 0; first < plan_.tile_slots; first += kDivideThreads) {
       RowTile tile{};
-      const int64_t slot = first + threadIdx.x, blocks = slot < plan_.tile_slots ? make_tile(slot, tile) : 0;
-      const Sums own{blocks > 0, blocks};
+      const int64_t slot = first + threadIdx.x;
+      const Sums own = slot < plan_.tile_slots ? make_tile(slot, tile) : Sums{};
       Sums all;
       const Sums sums = add_up(own, all);
-      if (blocks > 0) {
-        const int64_t at = before.tiles + sums.tiles;
-        tile.blocks_before = before.blocks + sums.blocks;
-        plan_.tiles[at] = tile;
-        if (at < Shared::kTiles) shared_.blocks_before[at] = tile.blocks_before;
+      if (own.tiles > 0) {
+        const Sums place{before.tiles + sums.tiles, before.blocks + sums.blocks};
+        if (has_splits()) {
+          list_splits(tile, own, place);
+        } else {
+          list(tile, place);
+        }
       }
       before.tiles += all.tiles;
       before.blocks += all.blocks;
@@ -159,9 +249,9 @@ class WorkDivider {
                   shares = whole_units(most, all);
     for (int32_t n = static_cast<int32_t>(threadIdx.x); n < plan_.most_shares; n += kDivideThreads) {
       Share share{};
-      if (n < shares) find_begin(n, all, shares, share);
+      if (n < shares) find_share(n, all, shares, share);
       plan_.shares[n] = share;
-      plan_.arrived[n] = 0;
+      if (!has_splits()) plan_.arrived[n] = 0;
     }
   }
   /// At most so many shares. Short ones are as many as lie in one unit each if all are alike and hardly fewer: a second
@@ -169,30 +259,52 @@ class WorkDivider {
   __device__ __forceinline__ int64_t whole_units(int64_t most, const Sums& all) const {
     constexpr int64_t kShortBlocks = 8;
     const int64_t units = all.tiles * plan_.heads_kv;
+    if (has_splits()) return most;
     if (units == 0 || units > most || all.blocks > kShortBlocks * most) return most;
     const int64_t whole = quotient(most, units) * units;
     return 16 * whole >= 15 * most ? whole : most;
   }
-  __device__ __forceinline__ void find_begin(int64_t n, const Sums& all, int64_t shares, Share& share) const {
-    const int64_t begin = first_block_of(n, all.blocks, shares);
-    int64_t low = 0, high = all.tiles;  // the last tile that begins at or before the block
-    while (high - low > 1) {
-      const int64_t middle = (low + high) / 2;
-      (blocks_before(middle) <= begin ? low : high) = middle;
+  /// The beginning of a share: after the skipped live blocks of a unit. Its block is all.blocks if no unit is left.
+  struct Begin {
+    int64_t block, tile = 0;
+    int32_t kv_head = 0, skipped = 0;
+  };
+  __device__ __forceinline__ Begin find_begin(int64_t n, const Sums& all, int64_t shares) const {
+    Begin begin{first_block_of(n, all.blocks, shares)};
+    if (begin.block == all.blocks) return begin;
+    int64_t high = all.tiles;  // the last tile that begins at or before the block
+    while (high - begin.tile > 1) {
+      const int64_t middle = (begin.tile + high) / 2;
+      (blocks_before(middle) <= begin.block ? begin.tile : high) = middle;
     }
-    share.tile = plan_.tiles[low];
-    share.tile_index = static_cast<int32_t>(low);
-    share.blocks = static_cast<int32_t>(first_block_of(n + 1, all.blocks, shares) - begin);
+    const RowTile& tile = plan_.tiles[begin.tile];
+    int64_t rest = begin.block - tile.blocks_before;
+    int32_t live = tile.live_blocks;
+    if (plan_.mask_heads == 1) {
+      begin.kv_head = static_cast<int32_t>(quotient(rest, live));
+      rest -= int64_t{begin.kv_head} * live;
+    } else {
+      while (rest >= (live = plan_.live[tile.live_list + begin.kv_head])) rest -= live, ++begin.kv_head;
+    }
+    if (!has_splits() || rest == 0) {
+      begin.skipped = static_cast<int32_t>(rest);
+    } else {  // the unit is the share's before
+      begin.block += live - rest;
+      if (++begin.kv_head == plan_.heads_kv) begin.kv_head = 0, ++begin.tile;
+    }
+    return begin;
+  }
+  __device__ __forceinline__ void find_share(int64_t n, const Sums& all, int64_t shares, Share& share) const {
+    const Begin begin = find_begin(n, all, shares);
+    const int64_t end = has_splits() ? find_begin(n + 1, all, shares).block : first_block_of(n + 1, all.blocks, shares);
     share.all_blocks = all.blocks;
     share.shares = static_cast<int32_t>(shares);
-    int64_t rest = begin - share.tile.blocks_before;
-    if (plan_.mask_heads == 1) {
-      share.kv_head = static_cast<int32_t>(quotient(rest, share.tile.live_blocks));
-      rest -= int64_t{share.kv_head} * share.tile.live_blocks;
-    } else {
-      while (rest >= plan_.live[share.tile.list + share.kv_head]) rest -= plan_.live[share.tile.list + share.kv_head++];
-    }
-    share.skipped = static_cast<int32_t>(rest);
+    share.blocks = static_cast<int32_t>(end - begin.block);
+    if (share.blocks == 0) return;
+    share.tile = plan_.tiles[begin.tile];
+    share.tile_index = static_cast<int32_t>(begin.tile);
+    share.kv_head = begin.kv_head;
+    share.skipped = begin.skipped;
   }
 
   const WorkPlan& plan_;

@@ -12,8 +12,10 @@ class LiveBlocks {
   __device__ __forceinline__ void begin(const CachedParams& p, const RowTile& tile, int32_t head, int32_t skipped) {
     end_ = (tile.keys + kBlockKeys - 1) / kBlockKeys;
     if (p.plan.has_classes) {
+      next_ = tile.first_block;
+      stop_ = p.plan.split_end(next_, end_);
       list_ = (tile.list + (p.plan.mask_heads == 1 ? 0 : head)) * int64_t{p.plan.words};
-      word_ = -1;
+      word_ = next_ / kBlocksOfWord - 1;
       live_ = 0;
       skipped_ = skipped;
     } else {
@@ -31,7 +33,7 @@ class LiveBlocks {
       const int32_t block = next_++;
       return {block, block < unmasked_begin_ || block >= unmasked_end_};
     }
-    const int32_t words = min(p.plan.words, (end_ + kBlocksOfWord - 1) / kBlocksOfWord);
+    const int32_t words = min(p.plan.words, (stop_ + kBlocksOfWord - 1) / kBlocksOfWord);
     while (live_ == 0 && ++word_ < words) load_word(p);
     if (live_ != 0) {
       const int bit = __ffs(live_) - 1;
@@ -40,7 +42,8 @@ class LiveBlocks {
     }
     // Blocks that a plan has no room for, and past the last key one that stands for none.
     word_ = words;
-    return {min(p.plan.words * kBlocksOfWord + skipped_++, end_), true};
+    const int32_t block = max(p.plan.words * kBlocksOfWord, next_) + skipped_++;
+    return {block < stop_ ? block : end_, true};
   }
 
  private:
@@ -57,7 +60,8 @@ class LiveBlocks {
   }
   /// Loads a word of class bits, without the live blocks that are to be skipped.
   __device__ __forceinline__ void load_word(const CachedParams& p) {
-    live_ = __ldcg(p.plan.live_bits + list_ + word_);
+    live_ = __ldcg(p.plan.live_bits + list_ + word_) &
+            blocks_between(next_ - word_ * kBlocksOfWord, stop_ - word_ * kBlocksOfWord);
     full_ = __ldcg(p.plan.full_bits + list_ + word_);
     const int32_t count = __popc(live_);
     if (skipped_ >= count) {
@@ -67,10 +71,11 @@ class LiveBlocks {
     for (; live_ != 0 && skipped_ > 0; --skipped_) live_ &= live_ - 1;
   }
 
-  int32_t end_;                                   ///< blocks that have keys
-  int32_t next_, unmasked_begin_, unmasked_end_;  ///< without class bits
-  int64_t list_;                                  ///< with them
-  int32_t word_, skipped_;
+  int32_t end_;                            ///< blocks that have keys
+  int32_t next_;                           ///< with class bits the first that may be live
+  int32_t unmasked_begin_, unmasked_end_;  ///< without class bits
+  int32_t stop_, word_, skipped_;          ///< with them; stop_: the end of those that may be live
+  int64_t list_;
   uint32_t live_, full_;
 };
 

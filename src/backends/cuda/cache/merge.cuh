@@ -34,6 +34,11 @@ __device__ __forceinline__ RowEnd end_row(float largest, float sum, float sink) 
           of_sink > largest ? sink + log2f(all) * kLn2 : (largest + log2f(all)) * kLn2};
 }
 
+/// The place of a packed row's partial result.
+struct PartialRow {
+  float *values, *largest, *sum;
+};
+
 /// The partial results of a unit, in ascending order of keys, in which they are added up.
 template <typename Element, int kColumns>
 class PartialResults {
@@ -45,14 +50,31 @@ class PartialResults {
   }
   __device__ __forceinline__ static float* largest(float* values) { return values + kPackedRows * kColumns; }
   __device__ __forceinline__ static float* sums(float* values) { return largest(values) + kPackedRows; }
+  /// The place of a packed row of the unit's own result, of a row and head of the tile.
+  __device__ __forceinline__ static PartialRow row(const CachedParams& p, const UnitPart& work, int32_t packed,
+                                                   int32_t row, int32_t head) {
+    if (p.plan.invariant_blocks > 0)
+      return split_row(p, work.partial * p.plan.split_rows + call_row(p, work, row, head));
+    float* const all = values(p, work.partial);
+    return {all + packed * kColumns, largest(all) + packed, sums(all) + packed};
+  }
 
   /// Rows that a warp adds up at a time, each in kLanes lanes.
   static constexpr int kLanes = kColumns <= 64 ? 16 : 32, kRowsAtOnce = 32 / kLanes;
 
-  /// Adds up the partial results of packed rows from `row` on, with all lanes of a warp, and stores them. A lane has
-  /// the weights of some parts and some columns of every part, which are loaded many at a time: each round takes longer
-  /// than all the arithmetic.
-  __device__ __forceinline__ static void merge_rows(const CachedParams& p, const UnitPart& work, int32_t row) {
+  /// Adds up the partial results of packed rows from `first` on, with all lanes of a warp, and stores them.
+  __device__ __forceinline__ static void merge_rows(const CachedParams& p, const UnitPart& work, int32_t first) {
+    const auto in_warp = static_cast<int32_t>(ptx::reload_lane()), row = first + in_warp / kLanes;
+    const Sum sum = p.plan.invariant_blocks > 0 ? fold_parts(p, work, first) : add_parts(p, work, first);
+    if (row < work.tile.row_count * work.tile.head_count) store(p, work, in_warp % kLanes, row, sum);
+  }
+
+ private:
+  struct Sum;
+
+  /// A lane has the weights of some parts and some columns of every part, which are loaded many at a time: each round
+  /// takes longer than all the arithmetic.
+  __device__ __forceinline__ static Sum add_parts(const CachedParams& p, const UnitPart& work, int32_t row) {
     const Places places(p, work, row);
     Values values;
     values.load(places, 0);
@@ -76,10 +98,47 @@ class PartialResults {
       values.add(weight, at, sum);
     }
     sum.sum = over_lanes(sum.sum, [](float x, float y) { return x + y; });
-    if (places.row < work.tile.row_count * work.tile.head_count) store(p, work, places, sum);
+    return sum;
   }
 
- private:
+  /// Likewise with batch_invariant: one part after the other, so that the order is that of a row's keys. A part of
+  /// which the row sees nothing leaves every bit as it is, since it may be there for another row.
+  __device__ __forceinline__ static Sum fold_parts(const CachedParams& p, const UnitPart& work, int32_t row) {
+    const SplitPlaces places(p, work, row);
+    Sum sum{-INFINITY};
+    float largest = -INFINITY, weights = 0;  // a part's, of another for each lane
+#pragma unroll 1
+    for (int32_t at = 0; at < work.parts; at += kAtOnce) {
+      Values values;
+      values.load(places, at);
+      if (at % kLanes == 0) {
+        largest = places.largest_of(at + places.lane);
+        weights = places.sum_of(at + places.lane);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int from = (at + i) % kLanes;
+        sum.fold(__shfl_sync(0xffffffff, largest, from, kLanes), __shfl_sync(0xffffffff, weights, from, kLanes),
+                 values.pairs[i]);
+      }
+    }
+    return sum;
+  }
+
+  /// The place of a tile's row and head among the packed rows of the call.
+  __device__ __forceinline__ static int32_t call_row(const CachedParams& p, const UnitPart& work, int32_t row,
+                                                     int32_t head) {
+    const RowPlace place(p, work, row);
+    const int32_t all =
+        static_cast<int32_t>(place.batch) * static_cast<int32_t>(p.call.rows) + static_cast<int32_t>(place.row);
+    return all * p.plan.group * p.plan.heads_kv + static_cast<int32_t>(query_head(p, work, head));
+  }
+  /// The n-th of the rows of all splits, of which there are less than 2^31.
+  __device__ __forceinline__ static PartialRow split_row(const CachedParams& p, int32_t n) {
+    float* const others = p.plan.partials + int64_t{p.plan.splits * p.plan.split_rows} * kColumns + 2 * int64_t{n};
+    return {p.plan.partials + int64_t{n} * kColumns, others, others + 1};
+  }
+
   static constexpr int kPairs = kColumns / 2 / kLanes;  ///< a lane's pairs of columns
   /// Partial results under way, as many as registers hold.
   static constexpr int kAtOnce = kColumns <= 64 ? 16 : kColumns <= 128 ? 8 : 4;
@@ -88,15 +147,29 @@ class PartialResults {
   struct Sum {
     float largest, sum = 0;
     float2 out[kPairs] = {};
+
+    /// Adds the result of keys behind those so far.
+    __device__ __forceinline__ void fold(float part_largest, float part_sum, const float2 (&part)[kPairs]) {
+      if (part_largest == -INFINITY) return;
+      const float most = fmaxf(largest, part_largest), own = ptx::exp2_approx(largest - most),
+                  factor = ptx::exp2_approx(part_largest - most);
+      largest = most;
+      sum = __fmaf_rn(part_sum, factor, sum * own);
+#pragma unroll
+      for (int n = 0; n < kPairs; ++n) {
+        out[n].x = __fmaf_rn(part[n].x, factor, out[n].x * own);
+        out[n].y = __fmaf_rn(part[n].y, factor, out[n].y * own);
+      }
+    }
   };
   /// A row's parts, as a lane finds them; one that is not there has no weight.
   struct Places {
     const float *first, *others;  ///< the first part and the second; the rest follow at equal distances
     int32_t parts, lane, row;
     __device__ __forceinline__ Places(const CachedParams& p, const UnitPart& work, int32_t first_row)
-        : first(values(p, p.plan.most_shares + work.first_share)),
-          others(values(p, work.first_share + 1)),
-          parts(work.last_share - work.first_share + 1),
+        : first(values(p, p.plan.most_shares + work.counter)),
+          others(values(p, work.counter + 1)),
+          parts(work.parts),
           lane(static_cast<int32_t>(ptx::reload_lane()) % kLanes),
           row(first_row + static_cast<int32_t>(ptx::reload_lane()) / kLanes) {}
     __device__ __forceinline__ const float* part(int32_t n) const {
@@ -113,10 +186,30 @@ class PartialResults {
                        : make_float2(0, 0);
     }
   };
+  /// Likewise those of splits.
+  struct SplitPlaces {
+    const CachedParams& p;
+    int32_t parts, lane, place;
+    __device__ __forceinline__ SplitPlaces(const CachedParams& params, const UnitPart& work, int32_t first_row)
+        : p(params), parts(work.parts), lane(static_cast<int32_t>(ptx::reload_lane()) % kLanes) {
+      const int32_t row = min(first_row + static_cast<int32_t>(ptx::reload_lane()) / kLanes, work.count() - 1);
+      place = call_row(params, work, row / work.tile.head_count, row % work.tile.head_count);
+    }
+    __device__ __forceinline__ PartialRow part(int32_t n) const { return split_row(p, n * p.plan.split_rows + place); }
+    __device__ __forceinline__ float largest_of(int32_t n) const {
+      return n < parts ? __ldcg(part(n).largest) : -INFINITY;
+    }
+    __device__ __forceinline__ float sum_of(int32_t n) const { return n < parts ? __ldcg(part(n).sum) : 0.f; }
+    __device__ __forceinline__ float2 pair_of(int32_t n, int pair) const {
+      return n < parts ? __ldcg(reinterpret_cast<const float2*>(part(n).values) + lane + kLanes * pair)
+                       : make_float2(0, 0);
+    }
+  };
   /// A lane's columns of parts [at, at + kAtOnce).
   struct Values {
     float2 pairs[kAtOnce][kPairs];
-    __device__ __forceinline__ void load(const Places& places, int32_t at) {
+    template <typename AnyPlaces>
+    __device__ __forceinline__ void load(const AnyPlaces& places, int32_t at) {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
 #pragma unroll
@@ -142,19 +235,19 @@ class PartialResults {
     return x;
   }
 
-  __device__ __forceinline__ static void store(const CachedParams& p, const UnitPart& work, const Places& places,
+  __device__ __forceinline__ static void store(const CachedParams& p, const UnitPart& work, int32_t lane, int32_t row,
                                                const Sum& sum) {
-    const int64_t head = query_head(p, work, places.row % work.tile.head_count);
+    const int64_t head = query_head(p, work, row % work.tile.head_count);
     const RowEnd end = end_row(sum.largest, sum.sum, p.sink.template of_head<Element>(head));
-    const RowPlace place(p, work, places.row / work.tile.head_count);
+    const RowPlace place(p, work, row / work.tile.head_count);
     Element* const to = p.out.at<Element>(place.batch, place.row, head);
 #pragma unroll
     for (int n = 0; n < kPairs; ++n) {
-      const int32_t column = 2 * (places.lane + kLanes * n);
+      const int32_t column = 2 * (lane + kLanes * n);
       if (column < p.head_dim_v)
         RowCopy{p.rows_aligned}.store_pair(to + column, sum.out[n].x * end.factor, sum.out[n].y * end.factor);
     }
-    if (p.lse.data && places.lane == 0) *p.lse.at<float>(place.batch, place.row, head) = end.lse;
+    if (p.lse.data && lane == 0) *p.lse.at<float>(place.batch, place.row, head) = end.lse;
   }
 };
 

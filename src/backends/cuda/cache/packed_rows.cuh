@@ -110,14 +110,14 @@ struct RowStore {
   template <int kOutputs>
   __device__ __forceinline__ void store_partial(const PackedPlace& packed, int half, const float (&o)[kOutputs],
                                                 float largest, float sum) const {
-    float* const values = Partials::values(p, work.partial);
-    float* const to = values + packed.packed * kColumns + Columns::first();
+    const PartialRow row = Partials::row(p, work, packed.packed, packed.row, packed.head);
+    float* const to = row.values + Columns::first();
 #pragma unroll
     for (int n = 0; n < kColumns / 8; ++n)
       __stcg(reinterpret_cast<float2*>(to + Columns::step(n)), Columns::pair(o, n, half));
     if (Slab::column_pair() == 0) {
-      __stcg(Partials::largest(values) + packed.packed, largest);
-      __stcg(Partials::sums(values) + packed.packed, sum);
+      __stcg(row.largest, largest);
+      __stcg(row.sum, sum);
     }
   }
 };
@@ -125,8 +125,8 @@ struct RowStore {
 /// Counts a partial result: `is_last` becomes 1 in the CTA that counts the unit's last, else 0. One thread calls it,
 /// after all of the CTA have stored theirs.
 __device__ __forceinline__ void count_partial(const CachedParams& p, const UnitPart& work, uint32_t& is_last) {
-  uint32_t* const count = p.plan.arrived + work.first_share;
-  const auto others = static_cast<uint32_t>(work.last_share - work.first_share);
+  uint32_t* const count = p.plan.arrived + work.counter;
+  const auto others = static_cast<uint32_t>(work.parts - 1);
   is_last = ptx::add_acquire_release(count, 1) == others;
   if (is_last) *count = 0;  // for the next call with the plan
 }

@@ -16,7 +16,7 @@ class UnitWalk {
     if (plan.mask_heads == 1) {
       before_ += int64_t{head_} * tile_.live_blocks;
     } else {
-      for (int32_t h = 0; h < head_; ++h) before_ += plan.live[tile_.list + h];
+      for (int32_t h = 0; h < head_; ++h) before_ += plan.live[tile_.live_list + h];
     }
   }
   __device__ __forceinline__ void next(const WorkPlan& plan) {
@@ -29,14 +29,19 @@ class UnitWalk {
   __device__ __forceinline__ const RowTile& tile() const { return tile_; }
   __device__ __forceinline__ int32_t head() const { return head_; }
   __device__ __forceinline__ int32_t live_blocks(const WorkPlan& plan) const {
-    return plan.mask_heads == 1 ? tile_.live_blocks : plan.live[tile_.list + head_];
+    return plan.mask_heads == 1 ? tile_.live_blocks : plan.live[tile_.live_list + head_];
   }
   /// The unit's part of `blocks` in share n.
   __device__ __forceinline__ UnitPart part(const CachedParams& p, int32_t n, const Share& share, int32_t blocks) const {
+    if (p.plan.invariant_blocks > 0) {
+      const int32_t heads = p.plan.mask_heads == 1 ? p.plan.heads_kv : 1;
+      return {blocks, head_, inside(p), tile_.parts, tile_.list * heads + head_, tile_.part, 0};
+    }
     const int64_t all = share.all_blocks, shares = share.shares;
     const auto first_share = static_cast<int32_t>(share_of(before_, all, shares)),
                last_share = static_cast<int32_t>(share_of(before_ + live_blocks(p.plan) - 1, all, shares));
-    return {blocks, head_, inside(p), first_share, last_share, n == first_share ? p.plan.most_shares + n : n, 0};
+    const int32_t parts = first_share == last_share ? 0 : last_share - first_share + 1;
+    return {blocks, head_, inside(p), parts, first_share, n == first_share ? p.plan.most_shares + n : n, 0};
   }
 
  private:

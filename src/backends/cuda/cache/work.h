@@ -7,6 +7,9 @@
 // the group, i * heads + g) over the live blocks of 128 keys. Units in order of row tile and key head have all live
 // blocks in a row, and shares are equal stretches of it, as many as the device has places for CTAs. So a unit lies in
 // one share, which then has its result, or in several in ascending order, whose partial results are merged.
+//
+// With batch_invariant a unit has the blocks of one split of the sequence, and shares have whole units: a row tile is
+// listed once for each split in which it has live blocks. The results of a sequence of several splits are folded.
 
 #include <cstdint>
 
@@ -29,12 +32,13 @@ struct RowTile {
   int32_t first_entry, keys, tail;  ///< SequenceSizes
   int32_t first_row, row_count;     ///< rows of the request
   int32_t first_head, head_count;   ///< heads of the group
-  int32_t first_block;              ///< without class bits: live blocks are those from here on
+  int32_t first_block;              ///< the first that may be live; without class bits it is, as those behind it are
   int32_t live_blocks;              ///< each unit's; with class bits by key head the first one's
   int32_t list;                     ///< its class bits, of the first key head
-  int32_t unused;
+  int32_t live_list;                ///< WorkPlan::live, likewise
+  int32_t part, parts;              ///< with batch_invariant: number of a unit's result, and how many are folded
 };
-static_assert(sizeof(RowTile) == 64);
+static_assert(sizeof(RowTile) == 72);
 
 /// The beginning of a share.
 struct Share {
@@ -47,7 +51,7 @@ struct Share {
   int32_t shares;      ///< that have work
   int32_t unused;
 };
-static_assert(sizeof(Share) == 96);
+static_assert(sizeof(Share) == 104);
 
 /// A unit's part in a share: `tiles` live key blocks, or kEnd.
 struct UnitPart {
@@ -55,12 +59,13 @@ struct UnitPart {
   int32_t tiles;
   int32_t kv_head;
   RowTile tile;
-  int32_t first_share, last_share;  ///< the unit's; one and the same: the result is final
-  int32_t partial;                  ///< the place of the result if it is not
+  int32_t parts;    ///< results that are merged; 0: this one is final
+  int32_t counter;  ///< WorkPlan::arrived counts them here; without batch_invariant the unit's first share
+  int32_t partial;  ///< the place of the result if it is not final
   int32_t unused;
 
 #if defined(__CUDACC__)
-  __device__ __forceinline__ bool is_final() const { return first_share == last_share; }
+  __device__ __forceinline__ bool is_final() const { return parts == 0; }
   /// Packed rows of the tile.
   __device__ __forceinline__ int32_t count() const { return tile.row_count * tile.head_count; }
 #endif
@@ -78,12 +83,14 @@ FLASHMASK_RULE int64_t share_of(int64_t block, int64_t blocks, int64_t shares) {
 /// The parts of a plan in device memory.
 struct WorkPlan {
   Share* shares;        ///< [most_shares]
-  uint32_t* arrived;    ///< [most_shares]: by the first share of a unit, how many of its partial results are there
-  RowTile* tiles;       ///< [tile slots], those with rows first
-  int32_t* live;        ///< [tile slots, heads of masks]: live blocks, with class bits
+  uint32_t* arrived;    ///< [most_shares]: by the first share of a unit, how many of its partial results are there;
+                        ///< with batch_invariant [tile slots, heads_kv]
+  RowTile* tiles;       ///< [tile slots, splits], those with rows first
+  int32_t* live;        ///< [tile slots, splits, heads of masks]: live blocks, with class bits
   uint32_t* live_bits;  ///< [tile slots, heads of masks, words]
   uint32_t* full_bits;  ///< likewise: blocks that need no masking
-  float* partials;      ///< [2 * most_shares]: results of units that lie in several shares, see partial_floats
+  float* partials;      ///< [2 * most_shares]: results of units that lie in several shares, see partial_floats; with
+                        ///< batch_invariant [splits, split_rows], see split_floats
   int32_t words;        ///< words of a list
   int32_t mask_heads;   ///< 1, or heads_kv where masks differ by head
   int32_t most_shares;
@@ -92,11 +99,30 @@ struct WorkPlan {
   int32_t tile_slots;
   int32_t rows_of_tile, head_parts;  ///< rows of a tile, and tiles of a row
   int32_t group, heads_kv;
-  int32_t has_classes;  ///< blocks are live by class bits
+  int32_t has_classes;       ///< blocks are live by class bits
+  int32_t invariant_blocks;  ///< with batch_invariant blocks of a split, which shares have whole; else 0
+  int32_t last_split;        ///< first block of the last split, which has all blocks behind it, too
+  int32_t splits;            ///< the most of a sequence; 1 without batch_invariant
+  int32_t split_rows;        ///< the most packed rows of all tiles together
+
+  /// The end of the split that begins at a block, in a sequence of so many.
+  FLASHMASK_RULE int32_t split_end(int32_t first, int32_t blocks) const {
+    if (first >= last_split || blocks - first < invariant_blocks) return blocks;
+    return first + invariant_blocks;
+  }
 };
+
+/// The bits of a word of blocks from `begin` on, before `end`.
+FLASHMASK_RULE uint32_t blocks_between(int32_t begin, int32_t end) {
+  const uint32_t from = begin <= 0 ? ~0u : begin < kBlocksOfWord ? ~0u << begin : 0;
+  return end >= kBlocksOfWord ? from : end > 0 ? from & ~(~0u << end) : 0;
+}
 
 /// Floats of a partial result of 64 rows: each row's sum of weighted values, its largest score (log2) and its weights'
 /// sum.
 constexpr int partial_floats(int head_dim_v) { return kPackedRows * (head_dim_v + 2); }
+/// Floats of the results of splits, by split and packed row of the call: all sums of weighted values, then for each row
+/// the largest score (log2) and the weights' sum.
+constexpr int split_floats(int head_dim_v) { return head_dim_v + 2; }
 
 }  // namespace flashmask::cuda

@@ -24,6 +24,13 @@ extern "C" __global__ void __launch_bounds__(flashmask::cuda::kDivideThreads)
 }
 
 namespace flashmask::cuda {
+
+int64_t splits_of(const CachedCapacities& c) {
+  if (!c.batch_invariant) return 1;
+  const int64_t keys = c.max_total_keys > 0 ? std::min(c.max_keys, c.max_total_keys) : c.max_keys;
+  return std::max<int64_t>(ceil_div(keys, c.split_size), 1);
+}
+
 namespace {
 
 constexpr int64_t kKeysOfWord = kBlockKeys * kBlocksOfWord;
@@ -54,6 +61,20 @@ int64_t classified_keys(const CachedProblem& p) {
   return std::min(p.capacity, std::max(4 * ceil_div(p.capacity, std::max<int64_t>(p.batch, 1)), kLeast));
 }
 
+/// Why the results of splits are too many; empty if they are not.
+std::string splits_refusal(const CachedCapacities& c, int64_t slots) {
+  constexpr int64_t kMostListed = INT32_MAX, kMostDim = 256;
+  constexpr int64_t kMostBytes = int64_t{1} << 40;  // so kernels count rows of all splits in 32 bits
+  const int64_t splits = splits_of(c);
+  const auto listed = checked_product(slots, splits, c.heads_kv);
+  const auto bytes = checked_product(c.max_rows, c.heads_q, splits, split_floats(kMostDim), 4);
+  if (listed && *listed <= kMostListed && bytes && *bytes <= kMostBytes) return "";
+  return message("batch_invariant is set, and ", c.max_rows, " rows of ", c.heads_q, " query heads with ", splits,
+                 " splits of ", c.split_size,
+                 " keys have too many partial results; row tiles, key heads and splits must be below 2^31, and results "
+                 "at most 2^40 bytes: raise split_size, or give a plan whose max_keys is a request's");
+}
+
 }  // namespace
 
 int64_t WorkPlanLayout::take(int64_t bytes) {
@@ -67,7 +88,8 @@ std::string WorkPlanLayout::refusal(const CachedCapacities& c) {
   if (c.max_rows <= kMost && c.max_batch <= kMost) {
     const int64_t slots = tile_slots(c);
     const auto bytes = checked_product(slots, c.heads_kv, ceil_div(c.max_keys, kKeysOfWord), 8);
-    if (slots <= kMost / c.heads_kv && bytes && *bytes <= kMostBytes) return "";
+    if (slots <= kMost / c.heads_kv && bytes && *bytes <= kMostBytes)
+      return c.batch_invariant ? splits_refusal(c, slots) : "";
   }
   return message("a plan for ", c.max_batch, " requests, ", c.max_rows, " rows, ", c.max_keys,
                  " keys of a request and ", c.heads_kv,
@@ -76,16 +98,24 @@ std::string WorkPlanLayout::refusal(const CachedCapacities& c) {
 }
 
 WorkPlanLayout::WorkPlanLayout(const CachedCapacities& c, const WorkPlaces& places)
-    : places_(places), tile_slots_(tile_slots(c)), group_(c.heads_q / c.heads_kv), heads_kv_(c.heads_kv) {
+    : places_(places),
+      tile_slots_(tile_slots(c)),
+      group_(c.heads_q / c.heads_kv),
+      heads_kv_(c.heads_kv),
+      split_blocks_(c.batch_invariant ? c.split_size / kBlockKeys : 0),
+      splits_(splits_of(c)),
+      split_rows_(c.max_rows * c.heads_q) {
   words_ = ceil_div(c.max_keys, kKeysOfWord);
   const int64_t lists = tile_slots_ * heads_kv_, bits = lists * words_ * 4, shares = places.shares;
   shares_ = take(shares * static_cast<int64_t>(sizeof(Share)));
-  arrived_ = take(shares * 4);
-  tiles_ = take(tile_slots_ * static_cast<int64_t>(sizeof(RowTile)));
-  live_ = take(lists * 4);
+  arrived_ = take((c.batch_invariant ? lists : shares) * 4);
+  tiles_ = take(tile_slots_ * splits_ * static_cast<int64_t>(sizeof(RowTile)));
+  live_ = take(lists * splits_ * 4);
   live_bits_ = take(bits);
   full_bits_ = take(bits);
-  partials_ = take(2 * shares * int64_t{partial_floats(places.head_dim_v)} * 4);
+  partials_ = take((c.batch_invariant ? splits_ * split_rows_ * split_floats(places.head_dim_v)
+                                      : 2 * shares * int64_t{partial_floats(places.head_dim_v)}) *
+                   4);
 }
 
 WorkPlan WorkPlanLayout::at(std::byte* memory, const CachedProblem& p) const {
@@ -106,17 +136,22 @@ WorkPlan WorkPlanLayout::at(std::byte* memory, const CachedProblem& p) const {
           .head_parts = static_cast<int32_t>(head_parts(group_)),
           .group = static_cast<int32_t>(group_),
           .heads_kv = static_cast<int32_t>(heads_kv_),
-          .has_classes = has_classes(p)};
+          .has_classes = has_classes(p),
+          .invariant_blocks = static_cast<int32_t>(split_blocks_),
+          .last_split = static_cast<int32_t>((splits_ - 1) * split_blocks_),
+          .splits = static_cast<int32_t>(splits_),
+          .split_rows = static_cast<int32_t>(split_rows_)};
 }
 
 CachedCapacities capacities_of(const CachedProblem& p) {
   return {.max_batch = p.batch,
           .max_rows = p.total_rows(),
-          .max_keys = classified_keys(p),
+          .max_keys = p.batch_invariant ? p.capacity : classified_keys(p),
           .heads_q = p.heads_q,
           .heads_kv = p.heads_kv,
           .head_dim = p.head_dim,
           .head_dim_v = p.head_dim_v,
+          .batch_invariant = p.batch_invariant,
           .split_size = p.split_size};
 }
 

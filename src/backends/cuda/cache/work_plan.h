@@ -37,10 +37,13 @@ class WorkPlanLayout {
   int64_t take(int64_t bytes);
 
   WorkPlaces places_;
-  int64_t tile_slots_, words_, group_, heads_kv_;
+  int64_t tile_slots_, words_, group_, heads_kv_, split_blocks_, splits_, split_rows_;
   int64_t bytes_ = 0;
   int64_t shares_, arrived_, tiles_, live_, live_bits_, full_bits_, partials_;
 };
+
+/// Splits of a sequence that a plan has room for; 1 without batch_invariant.
+int64_t splits_of(const CachedCapacities& capacities);
 
 /// The capacities of a plan for one call.
 CachedCapacities capacities_of(const CachedProblem& problem);

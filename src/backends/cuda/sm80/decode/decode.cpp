@@ -101,7 +101,7 @@ struct DecodeCall {
   static void explain(const CachedProblem& p, CachedExplanation& e) {
     const DecodeCall call(p);
     e.kernel = call.kernel.id;
-    e.splits = cuda::shares_text(call.work_places);
+    e.splits = cuda::shares_text(p, call.work_places);
     e.pages += ", gathered key by key";
   }
   static void run(const CachedProblem& p, std::byte* workspace) { DecodeCall(p).launch(p, workspace); }

@@ -112,7 +112,7 @@ cuda::WorkPlanLayout planned_layout(const CachedCapacities& c, const Device& dev
 void explain(const CachedProblem& p, CachedExplanation& e) {
   const DecodeCall call(p);
   e.kernel = call.kernel.id;
-  e.splits = cuda::shares_text(call.work_places);
+  e.splits = cuda::shares_text(p, call.work_places);
   const int box = box_keys(p, *call.kernel.tile);
   e.pages += box > 0 ? message(", copied in boxes of ", box, " keys by TMA") : ", gathered key by key";
 }
