@@ -103,6 +103,14 @@ TEST(CachedCases, CoverWhatACacheMayBe) {
   EXPECT_TRUE(any([](const CachedCase& c) { return c.shared_keys() > 0 && c.batch() > 1; }));
 }
 
+TEST(CachedCases, AskDevicesForEqualBits) {
+  for (const CachedCase& c : covering_cached_cases()) EXPECT_FALSE(c.batch_invariant);
+  const std::vector<CachedCase> cases = covering_cached_cases("cuda");
+  const auto count = std::ranges::count_if(cases, [](const CachedCase& c) { return c.batch_invariant; });
+  EXPECT_GT(count, 10);
+  EXPECT_LT(count, static_cast<int64_t>(cases.size()) - 10);
+}
+
 TEST(CaseMask, HasTheLengthsAndCountsOfTheCase) {
   for (const std::string& family : all_families()) {
     SCOPED_TRACE(family);

@@ -86,6 +86,7 @@ const Setters<CachedCase>& setters() {
       {"v_scale", word_setter(&C::v_scale, kScales)},
       {"scale", [](C& c, Text key, Text value) { c.given_scale = finite(key, value); }},
       {"split_size", integer_setter(&C::split_size, 128, kMostKeys)},
+      {"batch_invariant", word_setter(&C::batch_invariant, kYesNo)},
   };
   static const Setters<C> table = with_features(own, score_features());
   return table;
@@ -153,6 +154,7 @@ std::string describe(const CachedCase& c) {
   add(c.v_scale != usual.v_scale, "v_scale", word(kScales, c.v_scale));
   add(c.given_scale.has_value(), "scale", c.given_scale.value_or(0));
   add(c.split_size != usual.split_size, "split_size", c.split_size);
+  add(c.batch_invariant, "batch_invariant", yes_no(c.batch_invariant));
   return line;
 }
 

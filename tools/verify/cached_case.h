@@ -54,6 +54,7 @@ struct CachedCase {
   ScaleShape k_scale = ScaleShape::kNone, v_scale = ScaleShape::kNone;
   std::optional<double> given_scale{};  ///< as in Case
   int64_t split_size = kDefaultSplitSize;
+  bool batch_invariant = false;  ///< asked for; CPUs always are
 
   bool operator==(const CachedCase&) const = default;
 

@@ -131,6 +131,7 @@ void draw_options(Random& random, CachedCase& c) {
 void fit_to_cuda(CachedCase& c) {
   if (c.dtype == DataType::kFloat32) c.dtype = c.seed % 2 == 0 ? DataType::kBFloat16 : DataType::kFloat16;
   for (int64_t* dim : {&c.head_dim, &c.head_dim_v}) *dim = (*dim + 7) / 8 * 8;
+  c.batch_invariant = c.seed / 2 % 2 == 0;
   shrink(c);
 }
 
@@ -174,7 +175,7 @@ Values values_in(const CachedCase& c) {
                 number(c.sink),
                 has([](int64_t n, int64_t) { return n == 0; }),
                 has([](int64_t n, int64_t m) { return m > n; }),
-                has([&](int64_t n, int64_t) { return n > 2 * c.split_size; })};
+                has([&](int64_t n, int64_t) { return n > 2 * c.split_size; }) + 2 * number(c.batch_invariant)};
   for (const CaseFeature& feature : score_features()) values.push_back(number(feature.kind(c.features)));
   return values;
 }

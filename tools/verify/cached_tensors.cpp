@@ -70,6 +70,7 @@ CachedTensors::CachedTensors(const CachedDraw& draw, const CachedPlacement& plac
   args_.mask.window_left = c_.window.left;
   args_.mask.window_right = c_.window.right;
   args_.split_size = c_.split_size;
+  args_.batch_invariant = c_.batch_invariant;
 }
 
 /// Gives each request its pages, in an order of their own, among pages of no request.

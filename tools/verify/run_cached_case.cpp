@@ -64,10 +64,8 @@ class CachedRun {
     check_threads(tensors, bits);
     check_plan(tensors, bits);
     check_placements(bits);
-    if (!on_device_) {  // on devices bits depend on the whole batch, as batch_invariant is not asked for
-      check_alone(bits);
-      check_last_rows(bits);
-    }
+    if (!on_device_ || c_.batch_invariant) check_alone(bits);
+    if (!on_device_) check_last_rows(bits);
     check_append();
   }
 
@@ -298,6 +296,7 @@ class CachedRun {
             .heads_kv = c_.heads_kv,
             .head_dim = c_.head_dim,
             .head_dim_v = c_.head_dim_v,
+            .batch_invariant = c_.batch_invariant,
             .split_size = c_.split_size,
             .float8 = c_.float8};
   }
