@@ -39,10 +39,13 @@ const EmulatedDevice& device_at(int index) {
   return kDevices.at(static_cast<std::size_t>(only >= 0 ? only : index));
 }
 
-/// As few as a test likes, so that blocks take several work tiles.
+/// As few as a test likes, so that blocks take several work tiles: of all devices, or of each, between commas.
 int multiprocessors_of(const EmulatedDevice& d) {
   const char* text = std::getenv("FLASHMASK_SIMT_MULTIPROCESSORS");
-  return text && *text ? std::atoi(text) : d.multiprocessors;
+  if (!text || !*text) return d.multiprocessors;
+  for (auto before = &d - kDevices.data(); before > 0 && std::strchr(text, ','); --before)
+    text = std::strchr(text, ',') + 1;
+  return std::atoi(text);
 }
 
 constinit thread_local int current_device = 0;

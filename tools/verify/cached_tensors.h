@@ -89,4 +89,7 @@ class CachedTensors {
   Features features_;
 };
 
+/// The tensors of a call, defined or not.
+std::vector<TensorView*> every_tensor(CachedForwardArgs& args, Features& features);
+
 }  // namespace flashmask::verify

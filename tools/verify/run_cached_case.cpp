@@ -100,31 +100,6 @@ class CachedRun {
     }
     return explain_cached(args, call);
   }
-  static std::vector<TensorView*> every_tensor(CachedForwardArgs& a, Features& features) {
-    KvCacheView& cache = a.cache;
-    SequenceMaskView& mask = a.mask;
-    return {&a.q,
-            &a.out,
-            &a.lse,
-            &a.cu_seqlens_q,
-            &cache.k,
-            &cache.v,
-            &cache.page_table,
-            &cache.page_indptr,
-            &cache.page_indices,
-            &cache.seqlens,
-            &cache.k_scale,
-            &cache.v_scale,
-            &mask.bounds,
-            &mask.tail,
-            &mask.tail_lens,
-            &mask.tail_depth,
-            &mask.q_pos,
-            &mask.k_pos,
-            &mask.block_mask,
-            &features.sink,
-            &features.alibi_slopes};
-  }
 
   /// Throws on no good call; a case's bad values need not be among those that the call has.
   void check_validation(const CachedTensors& tensors) {
