@@ -120,7 +120,7 @@ struct CachedForwardArgs {
   SequenceMaskView mask{};
   const CachedPlan* plan = nullptr;  ///< null: the call makes its own in its workspace
   /// Gives a request's rows the same bits whatever else is in the batch. The cpu and reference backends always do; cuda
-  /// refuses it.
+  /// keeps results of all splits in the scratch for it, and its bits depend on how many rows the request has.
   bool batch_invariant = false;
   /// Keys of a sequence from one split to the next, a multiple of 128. Results are sums of splits in ascending order.
   int64_t split_size = kDefaultSplitSize;

@@ -228,8 +228,6 @@ def test_a_plan_says_which_caches_it_is_for():
 def test_refusals_say_what_reads_the_cache():
     q, k, v, table = draw()
     device_q, cache = on("cuda", q, k, v, table, torch.full((4,), 9, dtype=torch.int32))
-    with pytest.raises(UnsupportedError, match="batch_invariant is set; backend 'cpu' gives it"):
-        flashmask_with_kvcache(device_q, cache, batch_invariant=True)
     with pytest.raises(UnsupportedError, match="q is float32; cast to bfloat16 or float16"):
         wide = KvCache(cache.k.float(), cache.v.float(), cache.page_table, cache.seqlens)
         flashmask_with_kvcache(device_q.float(), wide)
@@ -241,6 +239,163 @@ def test_refusals_say_what_reads_the_cache():
         flashmask_with_kvcache(device_q[:, :2], cache, plan=plan)
     with pytest.raises(ValueError, match="causal, window_size or the layout of the mask is another"):
         flashmask_with_kvcache(device_q, cache, SequenceMask(window_size=(3, 0)), plan)
+    with pytest.raises(ValueError, match="batch_invariant of the call is 1 and of the plan 0"):
+        flashmask_with_kvcache(device_q, cache, plan=plan, batch_invariant=True)
+    invariant = CachePlan(4, 12, 160, 8, 2, 64, batch_invariant=True, split_size=128, device="cuda")
+    invariant.update(None, cache, rows=3)
+    with pytest.raises(ValueError, match="split_size of the call is 256 and of the plan 128"):
+        flashmask_with_kvcache(device_q, cache, plan=invariant, batch_invariant=True, split_size=256)
+    with pytest.raises(ValueError, match="batch_invariant of the call is 0 and of the plan 1"):
+        flashmask_with_kvcache(device_q, cache, plan=invariant, split_size=128)
+    small = CachePlan(4, 12, 160, 8, 2, 64, max_total_keys=100, batch_invariant=True, split_size=128, device="cuda")
+    small.update(None, cache, rows=3)
+    with pytest.raises(UnsupportedError, match="2 splits of split_size 128; the plan's max_keys has 1"):
+        flashmask_with_kvcache(device_q, cache, plan=small, batch_invariant=True, split_size=128)
+
+
+# --- batch_invariant --------------------------------------------------------------------------------
+
+LENGTHS = (3000, 256, 1, 700)
+INVARIANT = {"batch_invariant": True, "split_size": 256}
+
+
+def run(q, cache, mask=None, **options):
+    return flashmask_with_kvcache(q, cache, mask, return_softmax_lse=True, **INVARIANT | options)
+
+
+def same(a, b):
+    return all(map(torch.equal, a, b))
+
+
+def long_cache(dim, lengths=LENGTHS, page=64):
+    pages = -(-max(lengths) // page)
+    k, v = (torch.randn(len(lengths) * pages, page, 2, dim, device="cuda").bfloat16() for _ in range(2))
+    table = torch.randperm(len(k), device="cuda").int().view(len(lengths), pages)
+    return KvCache(k, v, table, torch.tensor(lengths, dtype=torch.int32, device="cuda"))
+
+
+def invariant_masks(cache):
+    bounds = torch.randint(0, 3000, (*cache.k.shape[:3], 1), dtype=torch.int32, device="cuda")
+    bounds[torch.rand(bounds.shape, device="cuda") < 0.6] = FOR_GOOD
+    bounds[cache.page_table[0, 8:30].long()] = 0  # splits of which nothing is seen
+    tail, depth = (x.cuda() for x in masks.draft_tree(torch.tensor([[-1, 0, 0]] * cache.batch)))
+    return {
+        "causal": SequenceMask(),
+        "window": SequenceMask(window_size=(300, 0)),
+        "narrow": SequenceMask(window_size=(1, 0)),
+        "bounds": SequenceMask(bounds=bounds, key_layout="pages"),
+        "tree": SequenceMask(tail=tail, tail_depth=depth, window_size=(500, 0)),
+        "blocks": SequenceMask(block_mask=torch.rand(1, 2, 24, 24, device="cuda") < 0.5),
+    }
+
+
+def part(cache, mask, b):
+    """Request b's."""
+    own = KvCache(cache.k, cache.v, cache.page_table[b : b + 1], cache.seqlens[b : b + 1])
+    tail, depth = (None if x is None else x[b : b + 1] for x in (mask.tail, mask.tail_depth))
+    others = {name: getattr(mask, name) for name in ("bounds", "block_mask", "key_layout")}
+    return own, SequenceMask(mask.causal, mask.window_size, tail=tail, tail_depth=depth, **others)
+
+
+@pytest.mark.parametrize("name", ["causal", "window", "narrow", "bounds", "tree", "blocks"])
+@pytest.mark.parametrize("dim", [64, 128, 192, 256])
+@pytest.mark.parametrize("rows", [3, 12])
+def test_a_request_has_its_bits_in_any_batch(name, dim, rows):
+    cache = long_cache(dim)
+    mask = invariant_masks(cache)[name]
+    q = torch.randn(len(LENGTHS), rows, 8, dim, device="cuda").bfloat16()
+    out, lse = run(q, cache, mask)
+    want = flashmask_with_kvcache(q, cache, mask)
+    torch.testing.assert_close(out, want, atol=2e-2, rtol=2e-2)
+    assert same((out, lse), run(q, cache, mask, max_ctas=5))
+    for b in range(len(LENGTHS)):
+        own, own_mask = part(cache, mask, b)
+        alone = run(q[b : b + 1], own, own_mask)
+        assert same(alone, (out[b : b + 1], lse[b : b + 1])), b
+        assert same(alone, run(q[b : b + 1], own, own_mask, max_ctas=1)), b
+
+
+def test_empty_requests_change_no_bit():
+    cache = long_cache(128, (20000,))
+    q = torch.randn(256, 1, 8, 128, device="cuda").bfloat16()
+    wanted = run(q[77:78], cache)
+    table = torch.zeros(256, cache.page_table.shape[1], dtype=torch.int32, device="cuda")
+    seqlens = torch.zeros(256, dtype=torch.int32, device="cuda")
+    table[77], seqlens[77] = cache.page_table[0], cache.seqlens[0]
+    out, lse = run(q, KvCache(cache.k, cache.v, table, seqlens))
+    assert same(wanted, (out[77:78], lse[77:78]))
+    assert out.count_nonzero() == out[77].count_nonzero() and torch.isinf(lse[78:]).all()
+
+
+def test_a_neighbour_that_grows_changes_no_bit():
+    cache = long_cache(128, (700, 9, 20000))
+    q = torch.randn(3, 1, 8, 128, device="cuda").bfloat16()
+    before = run(q, cache)
+    cache.seqlens[1] = 10
+    after = run(q, cache)
+    for b in (0, 2):
+        assert same([x[b] for x in before], [x[b] for x in after])
+    assert not torch.equal(before[0][1], after[0][1])
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_invariant_bits_do_not_depend_on_pages(dim):
+    cache = long_cache(dim)
+    q = torch.randn(4, 1, 8, dim, device="cuda").bfloat16()
+    wanted = run(q, cache)
+    k, v = (x[cache.page_table.long()].flatten(1, 2) for x in (cache.k, cache.v))
+    length = k.shape[1]
+    for size in (1, 4, 32, 94, length):
+        pages = torch.randperm(4 * length // size, device="cuda")
+        moved_k, moved_v = torch.empty_like(k).view(-1, size, 2, dim), torch.empty_like(v).view(-1, size, 2, dim)
+        moved_k[pages], moved_v[pages] = k.view(-1, size, 2, dim), v.view(-1, size, 2, dim)
+        assert same(wanted, run(q, KvCache(moved_k, moved_v, pages.int().view(4, -1), cache.seqlens))), size
+    assert same(wanted, run(q, KvCache(k, v, seqlens=cache.seqlens)))
+    ends = torch.arange(5, dtype=torch.int32, device="cuda") * cache.page_table.shape[1]
+    lists = KvCache(cache.k, cache.v, (ends, cache.page_table.flatten()), cache.seqlens)
+    assert same(wanted, run(q, lists))
+
+
+@pytest.mark.parametrize("name", ["causal", "bounds", "tree"])
+def test_a_graph_has_the_bits_of_eager_calls_with_batch_invariant(name):
+    cache = long_cache(128)
+    mask = invariant_masks(cache)[name]
+    q = torch.randn(4, 3, 8, 128, device="cuda").bfloat16()
+    plan, out = CachePlan(9, 40, 3072, 8, 2, 128, device="cuda", **INVARIANT), torch.empty_like(q)
+    plan.update(mask, cache, rows=3)
+    flashmask_with_kvcache(q, cache, mask, plan, out=out, **INVARIANT)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        plan.update(mask, cache, rows=3)
+        flashmask_with_kvcache(q, cache, mask, plan, out=out, **INVARIANT)
+        flashmask_with_kvcache(q, cache, mask, plan, out=out, **INVARIANT)
+    for _ in range(8):
+        cache.seqlens.copy_(torch.randint(0, 3001, (4,)))
+        q.normal_()
+        graph.replay()
+        assert torch.equal(out, run(q, cache, mask)[0])
+        own, own_mask = part(cache, mask, 2)
+        assert torch.equal(out[2:3], run(q[2:3], own, own_mask)[0])
+
+
+def test_invariant_bits_of_packed_rows():
+    cache = long_cache(128)
+    ends = torch.tensor([0, 2, 2, 19, 20], dtype=torch.int32, device="cuda")
+    q = torch.randn(20, 8, 128, device="cuda").bfloat16()
+    out, lse = run(q, cache, cu_seqlens_q=ends)
+    for b, (begin, end) in enumerate(zip(ends.tolist(), ends.tolist()[1:])):
+        own, _ = part(cache, SequenceMask(), b)
+        alone = run(q[None, begin:end], own) if end > begin else None
+        if alone:
+            assert same((alone[0][0], alone[1][0]), (out[begin:end], lse[:, begin:end])), b
+
+
+def test_splits_are_explained():
+    cache = long_cache(64)
+    q = torch.randn(4, 1, 8, 64, device="cuda").bfloat16()
+    said = json.loads(explain(q, cache, **INVARIANT))
+    assert said["splits"].startswith("at multiples of 256 keys, whole splits in ")
 
 
 def test_scratch_is_bounded_and_explained():

@@ -326,6 +326,7 @@ def explain(
     mask: SequenceMask | None = None,
     cu_seqlens_q: torch.Tensor | None = None,
     *,
+    batch_invariant: bool = False,
     split_size: int = SPLIT_SIZE,
     backend: Backend = "auto",
 ) -> str:
@@ -334,6 +335,7 @@ def explain(
     """
     _check_call(cache, mask, {"q": q}, {"cu_seqlens_q": cu_seqlens_q})
     args, keep = call_struct(cache, mask, q, cu_seqlens_q, on_host=not q.is_cuda)
+    args.flags = capi.BATCH_INVARIANT if arguments.flag("batch_invariant", batch_invariant) else 0
     args.split_size = arguments.integer("split_size", split_size, 1)
     place = place_of(q.device) if q.is_cuda else {"threads": torch.get_num_threads()}
     options = call_options.make(backend=backend, **place)
