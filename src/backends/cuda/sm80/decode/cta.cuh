@@ -89,7 +89,8 @@ class DecodeCta {
 
   /// True if a step's weights and the next one's scores do not fit in registers together.
   template <typename OwnReference>
-  static constexpr bool kIsCrowded = std::remove_cvref_t<OwnReference>::kScores + Traits::kVDim / 2 > 96;
+  static constexpr bool kIsCrowded = std::remove_cvref_t<OwnReference>::kScores + Traits::kVDim / 2 > 96 &&
+                                     std::remove_cvref_t<OwnReference>::kKeyWarps == 1;
 
   /// A step as the loop over steps knows it.
   struct Step {
@@ -119,8 +120,10 @@ class DecodeCta {
   /// Calls f with this warp's place.
   template <typename F>
   __device__ __forceinline__ void with_place(const F& f) const {
-    if (is_half_slab_) {
-      f(Place<4, 1>{warp_});
+    // Another way for the widest O would spill.
+    constexpr bool kHasHalfSlabs = Traits::kVDim < 256;
+    if (kHasHalfSlabs && is_half_slab_) {
+      f(Place<4, kHasHalfSlabs ? 1 : 2>{warp_});
     } else if (key_warps_ == 4) {
       f(Place<4>{warp_});
     } else if (key_warps_ == 2) {
@@ -145,27 +148,19 @@ class DecodeCta {
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) q_rows(first_row).read(0, step, q[step]);
     }
-    Weights weights;
+    Weights weights = {};
     const auto with_rows = [&](const auto& f) {
       if (has_rows) with_place(f);
     };
-    Step step = next_step(work);
-    const unsigned char *keys = next_item<kWaiting>(), *values = nullptr;
-    loader_.load_values();
-    with_rows([&](const auto& own) {
-      ScoresOf<decltype(own)> s = {};
-      multiply_keys(own, keys, q, s);
-      weigh(work, own, step, s, rows, weights);
-    });
-    bool has_two = false;  // items of the step before have been read, and make room for as many
-#pragma unroll 1
-    while (!step.is_last) {
-      if constexpr (Traits::kOverlaps) {
-        step = next_step(work);
-        values = has_two ? next_item<kWaiting - 2>() : next_item<kWaiting - 1>();
-        keys = take_item();
-        load_items(has_two);
-        has_two = true;
+    if constexpr (Traits::kOverlaps) {
+      int32_t n = 0;
+      for (bool is_last = false; !is_last; n = min(n + 1, 2)) {
+        const Step step = next_step(work);
+        is_last = step.is_last;
+        wait_for_items(n);
+        // At a unit's first step keys stand for the values before it: their weights are zeros.
+        const unsigned char *const values = n == 0 ? item() : take_item(), *const keys = take_item();
+        load_items(n);
         with_rows([&](const auto& own) {
           ScoresOf<decltype(own)> s = {};
           if constexpr (kIsCrowded<decltype(own)>) add_values(own, values, weights, rows.o);
@@ -173,31 +168,35 @@ class DecodeCta {
           if constexpr (!kIsCrowded<decltype(own)>) add_values(own, values, weights, rows.o);
           weigh(work, own, step, s, rows, weights);
         });
-      } else {
-        values = next_item<kWaiting>();
-        loader_.load_keys();
-        with_rows([&](const auto& own) { add_values(own, values, weights, rows.o); });
-        step = next_step(work);
-        keys = next_item<kWaiting>();
+      }
+      wait_for_items(1);
+      const unsigned char* const values = take_item();
+      load_items(n);
+      with_rows([&](const auto& own) { add_values(own, values, weights, rows.o); });
+    } else {
+      for (bool is_last = false; !is_last;) {
+        const Step step = next_step(work);
+        is_last = step.is_last;
+        wait_for_items(0);
+        const unsigned char* const keys = take_item();
         loader_.load_values();
         with_rows([&](const auto& own) {
           ScoresOf<decltype(own)> s = {};
           multiply_keys(own, keys, q, s);
           weigh(work, own, step, s, rows, weights);
         });
+        wait_for_items(0);
+        const unsigned char* const values = take_item();
+        loader_.load_keys();
+        with_rows([&](const auto& own) { add_values(own, values, weights, rows.o); });
       }
     }
-    values = next_item<Traits::kOverlaps ? kWaiting - 1 : kWaiting>();
-    load_items(has_two);
-    with_rows([&](const auto& own) { add_values(own, values, weights, rows.o); });
     if constexpr (kFloat8) finish_units(rows);
     with_place([&](const auto& own) { add_up(own, rows); });
     if (has_rows && warp_ % key_warps_ == 0) store(work, first_row, rows);
   }
 
   static constexpr uint32_t kSteppedBits = Traits::kOverlaps + 1;
-  /// Items that are loading when a unit's first is waited for.
-  static constexpr int kWaiting = Traits::kSlots - 2;
 
   /// The unit's next step. Whoever looked at the bits of the step before the last has met all others since.
   __device__ __forceinline__ Step next_step(const cuda::UnitPart& work) {
@@ -206,23 +205,33 @@ class DecodeCta {
     if (step.is_masked) find_visible(work, step.first_key);
     return step;
   }
-  /// Waits until at most kLoading items are on their way, and until nobody reads the items before: the next one.
-  template <int kLoading>
-  __device__ __forceinline__ const unsigned char* next_item() {
+  /// Waits for the ring's next items, and until nobody reads the items before. `more`: the items, beyond one, that have
+  /// been loaded since or are waited for; where steps overlap, a unit's first step has none, its second one, others
+  /// two.
+  __device__ __forceinline__ void wait_for_items(int32_t more) {
+    constexpr int kLoading = Traits::kSlots - 2;
     loader_.put_scales();
-    ptx::cp_async_wait<kLoading>();
+    if (more == 0 || !Traits::kOverlaps) {
+      ptx::cp_async_wait<kLoading>();
+    } else if (more == 1) {
+      ptx::cp_async_wait<kLoading - Traits::kOverlaps>();
+    } else {
+      ptx::cp_async_wait<kLoading - 2 * Traits::kOverlaps>();
+    }
     if (key_warps_ == kWarps) {
       __syncwarp();
     } else {
       join();
     }
-    return take_item();
   }
+  /// The ring's next item.
+  __device__ __forceinline__ const unsigned char* item() const { return shared_.slots[item_ % Traits::kSlots]; }
   __device__ __forceinline__ const unsigned char* take_item() { return shared_.slots[item_++ % Traits::kSlots]; }
-  /// Loads keys, and before them values if there is room.
-  __device__ __forceinline__ void load_items(bool has_two) {
-    if (has_two) loader_.load_values();
-    loader_.load_keys();
+  /// Loads as many items as have been read since the last ones, at a unit's n-th step: at its first one, its second one
+  /// and others two.
+  __device__ __forceinline__ void load_items(int32_t n) {
+    if (n != 1) loader_.load_values();
+    if (n != 0) loader_.load_keys();
   }
 
   __device__ __forceinline__ RowsOfA<QTile> q_rows(int first_row) const {

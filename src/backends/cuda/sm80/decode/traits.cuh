@@ -44,9 +44,9 @@ struct DecodeTraits {
   using KTile = SharedTile<Product, kKeys, kQkDim / (kFloat8 ? 2 : 1)>;
   using VTile = SharedTile<Product, kKeys, kVDim / (kFloat8 ? 2 : 1)>;
   static constexpr int kSlotBytes = KTile::kBytes > VTile::kBytes ? KTile::kBytes : VTile::kBytes;
-  /// True if a step's products with keys run beside those of the step before with values. A larger ring leaves no room
-  /// for the bits of a second step.
-  static constexpr bool kOverlaps = kSlots >= 4 && kSlots * kSlotBytes <= 96 * 1024;
+  /// True if a step's products with keys run beside those of the step before with values. O of 256 columns leaves no
+  /// registers for it, and rows of keys that lie otherwise cannot stand for values.
+  static constexpr bool kOverlaps = kSlots >= 4 && kVDim < 256 && KTile::kBlockColumns == VTile::kBlockColumns;
   using Outputs = cuda::Accumulators<16, kVDim>;
 };
 
