@@ -88,7 +88,7 @@ class Decode:
         self.indices = [table.view(-1) for table in cell.tables]
         caches = starts(cell.batch, pages), self.indices[0], last
         shape = cell.heads_q, cell.heads_kv, cell.dim, cell.page
-        dtypes = dict.fromkeys(("q_data_type", "kv_data_type", "o_data_type"), cell.q.dtype)
+        dtypes = dict.fromkeys(("q_data_type", "o_data_type"), cell.q.dtype) | {"kv_data_type": cell.k.dtype}
         if cell.rows == 1:
             self.wrapper = decode.BatchDecodeWithPagedKVCacheWrapper(
                 workspace(), "NHD", use_tensor_cores=True, backend="fa2"

@@ -25,8 +25,10 @@ def add_arguments(parser):
 
 
 def check_arguments(arguments):
-    if arguments.kernels.arch != receipts.HOPPER:
-        sys.exit(f"decode has kernels of {receipts.HOPPER} alone, and {arguments.kernels.arch} is in use")
+    if arguments.kernels.arch == decode_bars.MMA_SYNC:
+        arguments.peers = [peer for peer in arguments.peers if peer == "flashinfer"]
+    elif arguments.kernels.arch != receipts.HOPPER:
+        sys.exit(f"decode measures kernels of {receipts.HOPPER} and sm80, and {arguments.kernels.arch} is in use")
     if arguments.cells:
         arguments.what = "decode-cells"
 
@@ -47,8 +49,11 @@ def steps_of(session, steps, cells):
         ("masks", "a window and evicted keys", steps.far_keys),
         ("updates", "plan.update", steps.plan_updates),
         ("host", "the host", steps.host_times),
+        ("float8", "float8", steps.float8),
+        ("invariance", "batch_invariant", steps.invariance),
     ]
-    extra = [] if cells else [(where, name, functools.partial(step, session)) for where, name, step in extra]
+    only_cells = cells or session.arguments.kernels.arch != receipts.HOPPER
+    extra = [] if only_cells else [(where, name, functools.partial(step, session)) for where, name, step in extra]
     stream = ("cells", "the stream", session.find_stream)
     return [stream, *first, *extra, *(step for model in others for step in model)]
 
@@ -93,7 +98,7 @@ def measure(steps, figures, budget, save):
 
 def summary(figures):
     """The last lines of a run: what was left out, and the bars that were missed."""
-    rows = [*figures["cells"], *figures["masks"]]
+    rows = [*figures["cells"], *figures["masks"], *figures["float8"], *figures["invariance"]]
     reasons = dict.fromkeys(f"{name}: {why}" for row in rows for name, why in row["left_out"].items())
     checks = decode_bars.of_all(figures)
     missed = [c for c in checks if not c["passed"]]
@@ -111,7 +116,8 @@ def run(arguments, receipt, save, progress_type):
     from benchmarks.measure.gpu import decode_steps
 
     session = decode_steps.Session(arguments)
-    figures = {"cells": [], "masks": [], "updates": [], "host": [], "failed": {}, "not_measured": []}
+    figures = {name: [] for name in ("cells", "masks", "updates", "host", "float8", "invariance", "not_measured")}
+    figures["failed"] = {}
     figures |= {"versions": {}, "stream_gb_per_s": session.streams}
     receipt["figures"]["decode"] = figures
 

@@ -18,6 +18,13 @@ SHARE_FACTOR, SHARE_US = 1.2, 6  # of a mask that leaves few blocks: its share o
 # plan.update in microseconds, and with vectors the time of their bytes at a share of the stream more
 UPDATES, VECTORS_OF_STREAM = {"64 x 8192": 6, "256 x 32768": 12, "4096 x 128": 40}, 0.7
 HOST_US = 25  # of a call
+# Kernels of mma.sync over FlashInfer's, in cells that read so much.
+MMA_SYNC, MMA_SYNC_MB, MMA_SYNC_OVER = "sm80", 100, 1.0
+# A float8 cache: speed over a bfloat16 one, over the best peer's, and the time of a scale for each token and head.
+FLOAT8_OVER_BF16, FLOAT8_OVER_PEERS, BY_TOKEN = {"64 x 8192": 1.72}, 1.05, 1.03
+# batch_invariant: speed over the fast call, on average and in some cells, and over FlashAttention-3 without splits.
+INVARIANT_MEAN, INVARIANT, OVER_ONE_SPLIT = 0.90, {"1 x 8192": 0.75, "1 x 1024": 0.55}, 6
+DEFAULT_SPLIT = "1024"
 
 
 def best(cell):
@@ -28,6 +35,8 @@ def best(cell):
 
 def of_cell(cell):
     """The bars of one cell, as cell_bars.check has them."""
+    if is_mma_sync(cell):
+        return of_mma_sync(cell)
     found, name = [], cell["cell"]
     if cell["page"] in PAGES and (over := best(cell)) is not None:
         small = cell["mb"] < SMALL_MB
@@ -40,8 +49,46 @@ def of_cell(cell):
     return found
 
 
+def is_mma_sync(cell):
+    return cell.get("kernel", "").startswith(MMA_SYNC)
+
+
+def of_mma_sync(cell):
+    over = cell["over_ours"].get("flashinfer")
+    if over is None or cell["mb"] < MMA_SYNC_MB:
+        return []
+    return [check(f"{cell['cell']}: cells of {MMA_SYNC_MB} MB and more over FlashInfer", over, MMA_SYNC_OVER)]
+
+
+def of_float8(row):
+    name, over, us, found = row["cell"], row["over_ours"], row["us"], []
+    for size, bar in FLOAT8_OVER_BF16.items():
+        if name.startswith(f"{size},"):
+            found.append(check(f"{name}: float8 over bfloat16", over["bf16"], bar))
+    if (peer := best(row)) is not None:
+        found.append(check(f"{name}: float8 over the best peer", peer, FLOAT8_OVER_PEERS))
+    return [*found, check_at_most(f"{name}: a scale for each token and head", us["by_token"] / us["ours"], BY_TOKEN)]
+
+
+def of_invariance(rows):
+    speeds = {row["cell"]: row["us"]["ours"] / row["us"][DEFAULT_SPLIT] for row in rows}
+    if not speeds:
+        return []
+    found = [
+        check("batch_invariant over the fast call, geometric mean", geometric_mean(speeds.values()), INVARIANT_MEAN)
+    ]
+    for size, bar in INVARIANT.items():
+        each = [(name, speed) for name, speed in speeds.items() if name.startswith(f"{size},")]
+        found += [check(f"{name}: batch_invariant over the fast call", speed, bar) for name, speed in each]
+    for us in (row["us"] for row in rows if "fa3_one_split" in row["us"]):
+        over = us["fa3_one_split"] / us[DEFAULT_SPLIT]
+        found.append(check("batch_invariant over FlashAttention-3 without splits", over, OVER_ONE_SPLIT))
+    return found
+
+
 def of_mean(cells):
     """The bar of all cells below a size together."""
+    cells = [cell for cell in cells if not is_mma_sync(cell)]
     found = [best(cell) for cell in cells if cell["mb"] < MEAN_BELOW_MB and cell["page"] in PAGES]
     found = [over for over in found if over is not None]
     if not found:
@@ -81,4 +128,6 @@ def of_all(figures):
     updates = [found for row in figures["updates"] for found in of_update(row, stream)]
     host = [row["us"] for row in figures["host"] if row["contender"] == "ours"]
     own = [check_at_most("microseconds of the host in a call", us, HOST_US) for us in host]
-    return each + of_mean(figures["cells"]) + masks + updates + own
+    narrow = [found for row in figures.get("float8", ()) for found in of_float8(row)]
+    invariant = of_invariance(figures.get("invariance", ()))
+    return each + of_mean(figures["cells"]) + masks + updates + own + narrow + invariant

@@ -16,15 +16,18 @@ from benchmarks.instruments.medians import middle, ratio, spread
 ROTATED_BYTES = int(1.25e9)
 REPLAY_SECONDS, MOST_CALLS = 3e-3, 256  # of a graph
 BYTES_A_SECOND, CALL_SECONDS = 3.5e12, 6e-6  # about
-AGREEMENT = 2e-2  # of the norm
+AGREEMENT, FLOAT8_AGREEMENT = 2e-2, 1e-1  # of the norm; with queries and weights in float8, too
 
 
 class Cell:
-    """Caches of a shape that together outgrow L2, as parts of two pools."""
+    """Caches of a shape that together outgrow L2, as parts of two pools, whose type they have. `scale_of` makes their
+    scales if they are float8."""
 
-    def __init__(self, pools, shape, page):
+    def __init__(self, pools, shape, page, scale_of=None):
         self.batch, self.keys, self.heads_q, self.heads_kv, self.dim, self.rows = shape
-        self.page, self.name, self.bytes = page, shape.name(page), shape.bytes
+        self.page, self.name = page, shape.name(page)
+        self.bytes = 2 * shape.elements * pools[0].element_size()
+        self.is_float8 = pools[0].element_size() == 1
         unit = page or self.keys  # keys that lie together
         units = pools[0].numel() // (unit * self.heads_kv * self.dim)
         of_request = -(-self.keys // unit)
@@ -35,6 +38,9 @@ class Cell:
             order = torch.randperm(units, device=pools[0].device)[: self.count * self.batch * of_request]
             self.tables = list(order.int().view(self.count, self.batch, of_request))
         self.lengths = torch.full((self.batch,), self.keys, device="cuda", dtype=torch.int32)
+        self.scales = (None, None)
+        if scale_of:
+            self.scales = tuple(scale_of(self) for _ in range(2))
         self.q = torch.randn(self.batch, self.rows, self.heads_q, self.dim, device="cuda", dtype=torch.bfloat16)
 
     def in_units(self, pool, units, unit):
@@ -48,19 +54,19 @@ class Cell:
         return self.k[requests], self.v[requests], None
 
     def caches(self):
-        return [KvCache(*self.cache(n), self.lengths) for n in range(self.count)]
+        return [KvCache(*self.cache(n), self.lengths, *self.scales) for n in range(self.count)]
 
-    def ours(self, mask=None):
-        """A call on cache n, with a ready plan of its own."""
+    def ours(self, mask=None, **invariance):
+        """A call on cache n, with a ready plan of its own. `invariance`: batch_invariant and split_size."""
         caches, plans, out = self.caches(), [], torch.empty_like(self.q)
         for cache in caches:
-            plans.append(plan_of(self))
+            plans.append(plan_of(self, float8=self.is_float8, **invariance))
             plans[-1].update(mask, cache, rows=self.rows)
-        return lambda n: flashmask_with_kvcache(self.q, caches[n], mask, plans[n], out=out)
+        return lambda n: flashmask_with_kvcache(self.q, caches[n], mask, plans[n], out=out, **invariance)
 
     def kernel(self, mask=None):
         """The id of the kernel that ours runs."""
-        return json.loads(explain(self.q, KvCache(*self.cache(0), self.lengths), mask))["kernel"]
+        return json.loads(explain(self.q, self.caches()[0], mask))["kernel"]
 
     def calls(self):
         """Calls of a graph: whole walks through the caches that fill some milliseconds."""
@@ -68,10 +74,10 @@ class Cell:
         return -(-max(self.count, min(MOST_CALLS, int(REPLAY_SECONDS / seconds))) // self.count) * self.count
 
 
-def plan_of(shape):
+def plan_of(shape, **options):
     """A plan with room for a shape, or a cell: keys fill their pages."""
     sizes = shape.batch, shape.batch * shape.rows, shape.keys, shape.heads_q, shape.heads_kv, shape.dim
-    return CachePlan(*sizes, device="cuda")
+    return CachePlan(*sizes, device="cuda", **options)
 
 
 class Contender(NamedTuple):
@@ -86,11 +92,11 @@ def contender_of(cell, call):
     return Contender(call, cell.count, cell.calls())
 
 
-def check_agreement(name, theirs, ours):
+def check_agreement(name, theirs, ours, allowed=AGREEMENT):
     """A peer that computes something else would make a ratio without meaning."""
     norm, ours = torch.linalg.vector_norm, ours.float()
     error = float(norm(theirs.float() - ours) / norm(ours))
-    if not error < AGREEMENT:
+    if not error < allowed:
         raise AssertionError(f"{name} differs from ours by {error:.3g} of the norm")
 
 

@@ -39,6 +39,9 @@ class Shape(NamedTuple):
 EVERY_LAYOUT = [Shape(*size, *MODELS[0]) for size in ((64, 8192), (8, 8192), (1, 32768))]
 TREE, LONG = Shape(16, 16384, *MODELS[0], rows=8), Shape(8, 131072, *MODELS[0])
 SMALLEST = Shape(1, 1024, *MODELS[0])
+FLOAT8 = Shape(64, 8192, *MODELS[0]), Shape(8, 32768, *MODELS[0])
+INVARIANT, SPLIT_SIZES = MODELS[0], (1024, 256, 512, 2048)  # the default first
+ONE_SPLIT = Shape(1, 32768, *MODELS[0])  # beside FlashAttention-3 without splits
 UPDATED = Shape(64, 8192, *MODELS[0]), Shape(256, 32768, *MODELS[0]), Shape(4096, 128, *MODELS[0])
 
 

@@ -51,7 +51,7 @@ class Session:
         self.streams |= {str(n): made[n].call.bytes / us / 1e3 for n, us in times.items()}
         return []
 
-    def contenders(self, cell, mask=None):
+    def contenders(self, cell, mask=None, allowed=decode_cell.AGREEMENT):
         """({name: call}, {name: why it is left out}); every peer agrees with ours."""
         calls, left_out = {"ours": cell.ours(mask)}, {}
         self.kernels.add(cell.kernel(mask))
@@ -63,7 +63,7 @@ class Session:
             except Exception as why:  # in whatever way it fails, the run goes on without it
                 left_out[name] = said(why)
                 continue
-            decode_cell.check_agreement(f"{cell.name}: {name}", result, calls["ours"](0))
+            decode_cell.check_agreement(f"{cell.name}: {name}", result, calls["ours"](0), allowed)
             calls[name] = call
         return calls, left_out
 
@@ -137,6 +137,50 @@ def far_keys(session):
     made = {name: contender_of(cell, cell.ours(mask)) for name, mask in kinds.items()}
     live = {"window": 1024 / cell.keys, "evicted": float((evicted[cell.tables[0].long()] != 0).float().mean())}
     return [row_of(cell, session.turns(made, FEW_ROUNDS), {}) | {"live": live}]
+
+
+# --- Float8 caches, and calls whose bits do not depend on the batch, beside our own in bfloat16 and fast ----
+
+
+def by_tensor(cell):
+    return torch.ones(1, device="cuda")
+
+
+def by_token(cell):
+    return torch.ones(*cell.k.shape[:2], cell.heads_kv, device="cuda")
+
+
+def float8(session):
+    """A scale for all, and one for each token and head, beside peers over float8."""
+    pools, found = [pool.to(torch.float8_e4m3fn) for pool in session.pools], []
+    for shape in decode_shapes.FLOAT8:
+        cell = Cell(pools, shape, 64, by_tensor)
+        calls, left_out = session.contenders(cell, allowed=decode_cell.FLOAT8_AGREEMENT)
+        made = {name: contender_of(cell, call) for name, call in calls.items()}
+        others = {"by_token": Cell(pools, shape, 64, by_token), "bf16": Cell(session.pools, shape, 64)}
+        made |= {name: contender_of(other, other.ours()) for name, other in others.items()}
+        found.append(row_of(cell, session.turns(made), left_out))
+    return found
+
+
+def invariance(session):
+    """batch_invariant at several split sizes."""
+    found = []
+    for shape in decode_shapes.shapes_of(decode_shapes.INVARIANT, session.pools[0].numel()):
+        cell, left_out = Cell(session.pools, shape, 64), {}
+        calls = {"ours": cell.ours()}
+        for size in decode_shapes.SPLIT_SIZES:
+            calls[str(size)] = cell.ours(batch_invariant=True, split_size=size)
+        if shape == decode_shapes.ONE_SPLIT:
+            try:
+                calls["fa3_one_split"] = fa3_cache.Decode(cell, splits=1)
+                calls["fa3_one_split"](0)
+            except Exception as why:
+                calls.pop("fa3_one_split", None)
+                left_out["fa3_one_split"] = said(why)
+        made = {name: contender_of(cell, call) for name, call in calls.items()}
+        found.append(row_of(cell, session.turns(made, FEW_ROUNDS), left_out))
+    return found
 
 
 # --- Plans, and the host ----------------------------------------------------------------------------------
