@@ -218,7 +218,12 @@ typedef struct fm_mask_parameters {
  * family that is only a band has no bounds. One with positions (a tree with a window) has them in q_pos and k_pos,
  * which are the same, so that both get one data pointer, to memory for int32 [batch, seqlen_k]. On a CUDA device the
  * work is put on options->stream, and its scratch, if it takes any, comes from options->allocate; the call does not
- * wait. */
+ * wait.
+ *
+ * A family whose form has_lists makes masks that may need interval lists, in host memory alone. With out->column_ptr
+ * fm_mask_build writes all of *out as the functions below do, "Where one writes a mask to out"; so it does in any case
+ * if the form has no vectors, and fm_mask_shape then gives bounds the shape of the space, [batch, heads, seqlen_k, 4].
+ */
 FLASHMASK_API fm_status fm_mask_shape(const char* family, const fm_mask_parameters* parameters, fm_mask* out,
                                       const fm_options* options);
 FLASHMASK_API fm_status fm_mask_build(const char* family, const fm_mask_parameters* parameters, fm_mask* out,
@@ -226,7 +231,8 @@ FLASHMASK_API fm_status fm_mask_build(const char* family, const fm_mask_paramete
 /* Every mask family: {"families": [{"name", "parameters": [{"name", "kind", "doc", "is_optional"}, with "least" and
  * "default" of numbers], "names": all that fm_mask_shape takes, "form", "option", "other_form", "has_order"}, ...]}. A
  * form is {"vectors": numbers for each key, "edges": the band, "has_positions", "misfit": the requirement that
- * unfit_out tells of}; it is "other_form" if the number "option" is not its default. Text as fm_explain writes it. */
+ * unfit_out tells of, "has_lists"}; it is "other_form" if the number "option" is not its default. Text as fm_explain
+ * writes it. */
 FLASHMASK_API fm_status fm_mask_families_json(char* text, size_t capacity, size_t* length);
 
 /* The functions of masks that follow read and write host memory. Where one writes a mask to `out`, the caller sets

@@ -67,9 +67,9 @@ FLASHMASK_API Mask causal_with_blocks(const Documents& documents, std::span<cons
 /// before; a clean token sees the clean copy of its own block and of those before. Same document, and j clean and
 /// block(j) < block(i), or block(j) = block(i) and i and j of the same copy. Shape: square, 2 * documents.total();
 /// blocks.total() must be documents.total(). A block that crosses a document's end is cut there. kInvalidArgument
-/// otherwise. Interleaved, every packing fits: a clean key is seen by the rows from its own copy to the end of its
-/// document, which are one run. Concatenated, these rows are a run in each half, so that a document of several blocks
-/// fits only if nothing follows it; kUnrepresentable names the first key that does not fit.
+/// otherwise. Interleaved, every packing fits two intervals: a clean key is seen by the rows from its own copy to the
+/// end of its document, which are one run. Concatenated, these rows are a run in each half: where a document of several
+/// blocks is followed by another, the mask has interval lists.
 FLASHMASK_API BlockDiffusion block_diffusion(const Documents& blocks, const Documents& documents,
                                              BlockDiffusionOrder order = BlockDiffusionOrder::kInterleaved);
 

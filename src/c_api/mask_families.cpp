@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "c_api/read.h"
+#include "c_api/write_mask.h"
 #include "call/build_vectors.h"
 #include "mask/families/arguments.h"
 
@@ -12,7 +13,7 @@ using namespace flashmask::c_api;
 
 namespace {
 
-build::Arguments read_family(const char* family, const fm_mask_parameters* parameters, Device device) {
+std::vector<build::Parameter> read_parameters(const char* family, const fm_mask_parameters* parameters, Device device) {
   required(family, "family");
   const auto all = read_struct(parameters, "parameters");
   if (all.count > 0) required(all.items, "parameters->items");
@@ -22,13 +23,23 @@ build::Arguments read_family(const char* family, const fm_mask_parameters* param
     required(item.name, message("parameters->items[", n, "].name").c_str());
     read.push_back({item.name, tensor(item.vector, item.name, device), item.number});
   }
-  return build::read_arguments(family, read, device);
+  return read;
 }
 
+build::Arguments read_family(const char* family, const fm_mask_parameters* parameters, Device device) {
+  build::Arguments arguments = build::read_arguments(family, read_parameters(family, parameters, device), device);
+  if (arguments.shape.form.is_listed() && device.kind != Device::Kind::kCpu)
+    throw_unsupported("options->device is CUDA device ", device.index, "; masks of ", family,
+                      " are built in host memory, as their columns may need interval lists");
+  return arguments;
+}
+
+/// The bounds that fm_mask_shape describes: of a mask of lists the space that its writing needs.
 fm_tensor bounds_of(const build::Shape& shape, void* data) {
-  if (shape.form.numbers() == 0) return {};
+  const int64_t numbers = shape.form.is_listed() ? 4 : shape.form.numbers();
+  if (numbers == 0) return {};
   fm_tensor t{.data = data, .dtype = FM_INT32, .ndim = 4, .shape = {}, .stride = {}};
-  const int64_t sizes[] = {shape.batch, shape.heads, shape.seqlen_k, shape.form.numbers()};
+  const int64_t sizes[] = {shape.batch, shape.heads, shape.seqlen_k, numbers};
   int64_t stride = 1;
   for (int d = 3; d >= 0; --d) {
     t.shape[d] = sizes[d];
@@ -106,6 +117,8 @@ fm_status fm_mask_build(const char* family, const fm_mask_parameters* parameters
     const CallOptions call(options);
     const build::Arguments arguments = read_family(family, parameters, call.device);
     const build::Shape& shape = arguments.shape;
+    if (shape.form.is_listed() || (shape.form.has_lists && call.device.kind == Device::Kind::kCpu && takes_lists(out)))
+      return write_mask(build::build_mask(family, read_parameters(family, parameters, {})), out, family);
     const fm_mask mask = read_struct(out, "out");
     check_room("out->bounds", mask.bounds, bounds_of(shape, nullptr));
     check_room("out->q_pos", mask.q_pos, positions_of(shape, nullptr));

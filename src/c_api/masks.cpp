@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "c_api/read.h"
+#include "c_api/write_mask.h"
 #include "common/arithmetic.h"
 #include "common/tensor_checks.h"
 #include "flashmask/inspect.h"
@@ -41,9 +42,6 @@ void write_dense(const fm_mask* mask, const fm_tensor* visible) {
   const std::vector<uint8_t> dense = to_dense(of.copy());
   std::memcpy(out.data, dense.data(), dense.size());
 }
-
-/// True if `out` has room for interval lists.
-bool takes_lists(const fm_mask* out) { return read_struct(out, "out").column_ptr.dtype != FM_NONE; }
 
 /// The room for a mask's vectors that `out` brings, checked before there is anything to write.
 class MaskOut {
@@ -236,6 +234,10 @@ void write_lists(const Mask& mask, int64_t batch, int64_t heads, fm_mask& to) {
   to.intervals = {.data = nullptr, .dtype = FM_INT32, .ndim = 2, .shape = {count, 2}, .stride = {2, 1}};
 }
 
+}  // namespace
+
+bool takes_lists(const fm_mask* out) { return read_struct(out, "out").column_ptr.dtype != FM_NONE; }
+
 void write_mask(const Mask& mask, fm_mask* out, const char* what) {
   const MaskView& view = mask.view();
   fm_mask rest = read_struct(out, "out");
@@ -257,6 +259,8 @@ void write_mask(const Mask& mask, fm_mask* out, const char* what) {
   form.indices.values = broadcast<int32_t>(form.indices.values, view.bounds_batch, view.bounds_heads, batch, heads);
   room.write(form, rest);
 }
+
+namespace {
 
 void write_from_dense(const fm_tensor* from, fm_mask* out) {
   const TensorView visible = tensor(required(from, "visible"), "visible");

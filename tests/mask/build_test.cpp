@@ -320,6 +320,31 @@ TEST(MaskBuild, AnOffsetThatNoMaskTakesIsRefusedWithItsShape) {
   }
 }
 
+TEST(MaskBuild, ListsGoIntoTheSpaceThatOutBrings) {
+  const std::vector<int64_t> lengths{4, 2};  // keys 6 and 7, the first block's, are hidden three times
+  Parameters p;
+  p.add("blocks", 2);
+  p.add("seqlens", vector_of(lengths));
+  p.add("concatenated", 1);
+  expect_refused("block_diffusion", p, "column 6 needs 3", FM_UNREPRESENTABLE);
+  std::vector<int32_t> bounds(48), column_ptr(13), intervals(2 * 64, -1);
+  fm_mask out{};
+  out.struct_size = sizeof(out);
+  out.bounds = tensor(FM_INT32, {1, 1, 12, 4}, bounds.data());
+  out.column_ptr = tensor(FM_INT32, {1, 1, 13}, column_ptr.data());
+  ASSERT_EQ(fm_mask_build("block_diffusion", p.get(), &out, nullptr), FM_OK) << fm_last_error();
+  EXPECT_EQ(out.intervals.data, nullptr);
+  EXPECT_EQ(out.intervals.shape[0], column_ptr.back());
+  out.bounds = tensor(FM_INT32, {1, 1, 12, 4}, bounds.data());
+  out.intervals.data = intervals.data();
+  ASSERT_EQ(fm_mask_build("block_diffusion", p.get(), &out, nullptr), FM_OK) << fm_last_error();
+  EXPECT_EQ(out.bounds.dtype, FM_NONE);
+  const auto first = static_cast<std::ptrdiff_t>(2 * column_ptr[6]),
+             last = static_cast<std::ptrdiff_t>(2 * column_ptr[7]);
+  EXPECT_EQ((std::vector<int32_t>(intervals.begin() + first, intervals.begin() + last)),
+            (std::vector<int32_t>{0, 2, 4, 6, 10, 12}));
+}
+
 TEST(MaskBuild, PositionsOfATreeWithAWindow) {
   const std::vector<int64_t> parents{-1, 0, 0, -1}, lengths{2, 3, 1, 2};
   Parameters p;

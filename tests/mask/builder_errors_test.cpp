@@ -119,10 +119,6 @@ TEST(BuilderErrors, BlockDiffusion) {
   const Documents long_text = Documents::from_lengths(Numbers{kMaxSeqlen / 2 + 1});
   expect_invalid({"two copies of 1073741824 tokens", "2147483647"},
                  [&] { masks::block_diffusion(long_text, long_text); });
-  const Documents halves = masks::equal_blocks(Documents::from_lengths(Numbers{4, 2}), 2);
-  expect_error(ErrorCode::kUnrepresentable, {"order 'concatenated'", "column 6 needs 3", "'interleaved' fits"}, [&] {
-    masks::block_diffusion(halves, Documents::from_lengths(Numbers{4, 2}), BlockDiffusionOrder::kConcatenated);
-  });
 }
 
 TEST(BuilderErrors, Eagle3Ttt) {

@@ -265,9 +265,6 @@ TEST(FamilyErrors, OtherParameters) {
                  [] { make_family("block_diffusion", 8, {{"blocks", "2,3"}}); });
   expect_invalid({"block_diffusion: seqlen is 7", "concatenated", "even"},
                  [] { make_family("block_diffusion", 7, {{"concatenated", "1"}}); });
-  expect_error(ErrorCode::kUnrepresentable, {"'concatenated'", "'interleaved' fits"}, [] {
-    make_family("block_diffusion", 16, {{"concatenated", "1"}, {"lengths", "4,4"}, {"blocks", "2"}});
-  });
   expect_invalid({"eagle3_ttt: parameter steps is 0", "at least 1"},
                  [] { make_family("eagle3_ttt", 8, {{"steps", "0"}}); });
   expect_invalid({"dflash: parameter block is 0", "at least 1"}, [] { make_family("dflash", 8, {{"block", "0"}}); });

@@ -220,10 +220,9 @@ FamilyParameters draw_causal_with_blocks(Draw& d) {
   return {{"lengths", text(documents)}, {"blocks", text(bounds)}, {"window", d.window_of(d.length / 2)}};
 }
 
-/// Concatenates copies of one document only, as copies of several do not fit.
 FamilyParameters draw_block_diffusion(Draw& d) {
   const bool concatenated = d.length % 2 == 0 && d.own.flip();
-  const std::vector<int64_t> documents = d.lengths(d.length / 2, concatenated ? 1 : d.own.integer(1, 4));
+  const std::vector<int64_t> documents = d.lengths(d.length / 2, d.own.integer(1, 4));
   return {{"lengths", text(documents)},
           {"blocks", text(d.lengths(d.length / 2, d.own.integer(2, 8)))},
           {"concatenated", concatenated ? "1" : "0"}};
@@ -358,7 +357,7 @@ constexpr FamilyParameter kImages[] = {
 constexpr FamilyParameter kCopies[] = {
     {"lengths", "lengths of the documents of one copy, adding up to seqlen / 2; one of all"},
     {"blocks", "length of every block, or their lengths, adding up to seqlen / 2; seqlen / 16"},
-    {"concatenated", "1: the noisy copy of everything before the clean one, which fits a single document; 0"}};
+    {"concatenated", "1: the noisy copy of everything before the clean one; 0"}};
 constexpr FamilyParameter kPasses[] = {
     {"steps", "passes, this one included; 4"},
     {"lengths", "lengths of the documents, adding up to seqlen / steps; one of all"}};

@@ -7,6 +7,7 @@ so nothing here does.
 
 import ctypes as C
 import math
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from . import call_options, capi, explanation
@@ -104,15 +105,91 @@ def build_mask(
     return (bounds, order, positions) if has_positions else (bounds, order)
 
 
+class MaskSpace:
+    """A mask that the library writes, and the arrays in host memory that it brings.
+
+    shape: batch, heads and seqlen_k. arrays: for other tensors that the result may have, by their fields; the lists of
+    columns that need more than two intervals are added.
+    """
+
+    def __init__(self, frontend: HostFrontend, shape: Any, arrays: dict[str, Any] | None = None) -> None:
+        self._frontend, self._shape, self._arrays = frontend, tuple(shape), dict(arrays or {})
+        self._bounds = frontend.empty_on_host((*self._shape, 4), "int32")
+        self._describe()
+
+    def _describe(self) -> None:
+        given = {"bounds": self._bounds, **self._arrays}
+        self.struct: Any = capi.make(
+            capi.Mask, **{name: self._frontend.array(x).described(name) for name, x in given.items()}
+        )
+
+    def _add(self, name: str, shape: tuple[int, ...]) -> None:
+        self._arrays[name] = self._frontend.empty_on_host(shape, "int32")
+        self._describe()
+
+    def write(self, call: Callable[[Any], int]) -> None:
+        """Calls call(struct), again with space for interval lists if the mask turns out to need them."""
+        status = call(self.struct)
+        if status == capi.UNREPRESENTABLE and "column_ptr" not in self._arrays:
+            self.add_column_ptr()
+            status = call(self.struct)
+        if status == capi.OK and self.struct.intervals.dtype and not self.struct.intervals.data:
+            self._add("intervals", tuple(self.struct.intervals.shape[:2]))
+            status = call(self.struct)
+        capi.check(status)
+
+    def add_column_ptr(self) -> None:
+        batch, heads, seqlen_k = self._shape
+        self._add("column_ptr", (batch, heads, seqlen_k + 1))
+
+    def bounds(self) -> Any:
+        """The written vectors, a part of a larger array; None without vectors."""
+        if not self.struct.bounds.dtype:
+            return None
+        shape = (*self._shape, self.struct.bounds.shape[3])
+        return self._bounds.reshape([-1])[: math.prod(shape)].reshape(shape)
+
+    def fields(self) -> dict[str, Any]:
+        """The arguments of the Mask that was written."""
+        mask = self.struct
+        return {
+            **{name: x for name, x in self._arrays.items() if getattr(mask, name).dtype},
+            "seqlen_q": mask.seqlen_q,
+            "seqlen_k": mask.seqlen_k,
+            "bounds": self.bounds(),
+            "causal": bool(mask.flags & capi.CAUSAL),
+            "window": (mask.window_left, mask.window_right) if mask.flags & capi.HAS_WINDOW else None,
+            "q_offset": mask.q_offset if mask.flags & capi.HAS_Q_OFFSET else None,
+        }
+
+
+def build_lists(
+    frontend: HostFrontend, family: str, vectors: dict[str, Any], numbers: dict[str, int], has_order: bool
+) -> tuple[dict[str, Any], Any]:
+    """(the arguments of the Mask, order) of a family whose form has lists, in host memory.
+
+    The mask has vectors if they say it, otherwise interval lists. order: as of build_mask.
+    """
+    given = {name: frontend.array(x).described(name) for name, x in vectors.items()}
+    shaped = capi.make(capi.Mask)
+    parameters = mask_parameters(given, numbers)
+    capi.check(capi.load().fm_mask_shape(family.encode(), C.byref(parameters), C.byref(shaped), None))
+    space = MaskSpace(frontend, shaped.bounds.shape[:3])
+    space.add_column_ptr()
+    order = frontend.empty_on_host(tuple(shaped.bounds.shape[:3]), "int64") if has_order else None
+    if has_order:
+        parameters = mask_parameters({**given, "order_out": frontend.array(order).described("order_out")}, numbers)
+    space.write(lambda struct: capi.load().fm_mask_build(family.encode(), C.byref(parameters), C.byref(struct), None))
+    return space.fields(), order
+
+
 def to_startend(frontend: HostFrontend, mask: Any) -> tuple[Any, bool]:
     """(startend_row_indices, causal) of a mask in host memory: the smallest of the four forms that says the same."""
     fm_mask = mask_of(frontend, mask)
     batch, heads = fm_mask.bounds.shape[:2] if fm_mask.bounds.ndim else (1, 1)
-    room = frontend.empty_on_host((batch, heads, mask.seqlen_k, 4), "int32")
-    out = capi.make(capi.Mask, bounds=frontend.array(room).described("startend_row_indices"))
-    capi.check(capi.load().fm_mask_to_startend(C.byref(fm_mask), C.byref(out)))
-    shape = tuple(out.bounds.shape[:4])
-    return room.reshape([-1])[: math.prod(shape)].reshape(shape), bool(out.flags & capi.CAUSAL)
+    out = MaskSpace(frontend, (batch, heads, mask.seqlen_k))
+    capi.check(capi.load().fm_mask_to_startend(C.byref(fm_mask), C.byref(out.struct)))
+    return out.bounds(), bool(out.struct.flags & capi.CAUSAL)
 
 
 def mask_parameters(vectors: dict[str, capi.Tensor], numbers: dict[str, int]) -> capi.MaskParameters:

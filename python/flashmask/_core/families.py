@@ -48,7 +48,7 @@ class Form(NamedTuple):
     vectors: numbers per key in `bounds`; 0: the mask is a band, which needs no building. keys: None if only the
     contents of arrays tell it; each row has `copies` of them, unless `rows` is given. misfit: the error if contents on
     a device make no such mask. has_positions: rows and keys share positions. has_order: an order is written beside the
-    mask.
+    mask. has_lists: in host memory, what the vectors cannot say becomes interval lists; with 0 vectors it is no band.
     """
 
     vectors: int
@@ -61,6 +61,7 @@ class Form(NamedTuple):
     misfit: str | None = None
     has_positions: bool = False
     has_order: bool = False
+    has_lists: bool = False
 
     def band(self) -> dict[str, Any]:
         """Arguments of the mask where it is a band alone, whose lengths are known."""
@@ -78,7 +79,7 @@ class Form(NamedTuple):
 
 
 class MaskFrontend(Protocol):
-    """The arrays and masks of a frontend. Its attribute has_positions, if it has one, says whether its masks have."""
+    """The arrays and masks of a frontend. has_positions and has_lists, if it has them, say what masks have."""
 
     def integers(self, name: str, value: Any, device: Any = None, shape: str | None = None) -> Any:
         """The frontend's integer array of a number, lists or an array, on `device` if it is no array of the frontend's.
@@ -156,6 +157,10 @@ class _Given:
                 f"window is {self.numbers['window']}; it must be -1 (all keys): the masks of this package have no "
                 "positions, which a window of a tree needs"
             )
+        if described["has_lists"] and not described["vectors"] and not getattr(self.frontend, "has_lists", False):
+            raise UnsupportedError(
+                f"masks of {family} may need interval lists, which the masks of this package do not have"
+            )
         known.setdefault("keys", self.tokens)
         if described["edges"] == "diagonal":
             known["window"] = (-1, 0)
@@ -167,6 +172,7 @@ class _Given:
             misfit=described["misfit"] or None,
             has_positions=described["has_positions"],
             has_order=families()[family]["has_order"],
+            has_lists=described["has_lists"],
             **known,
         )
         return self.frontend.build(family, form, self.vectors, self.numbers, self.device)
@@ -535,8 +541,8 @@ class Builders(Generic[AnyMask, AnyArray]):
 
         order: "interleaved", each block's noisy copy and then its clean one, which fits every packing. Or
         "concatenated", which keeps [x_t | x_0]: a clean key is then seen by a run of rows in each half, and a document
-        of several blocks that another one (or hidden tokens) follows is an UnrepresentableMaskError; on a device, an
-        asynchronous assertion.
+        of several blocks that another one (or hidden tokens) follows needs interval lists. These are made in host
+        memory alone; on a device the mask is an asynchronous assertion, compiled code an UnrepresentableMaskError.
         """
         concatenated = arguments.choice("order", order, ("interleaved", "concatenated")) == "concatenated"
         given = self._given(device, concatenated=int(concatenated))

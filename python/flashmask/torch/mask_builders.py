@@ -3,13 +3,14 @@
 
 import torch
 
-from .._core import arguments, families
-from . import ops, tensor_arguments
+from .._core import arguments, ctypes_calls, families
+from .._core.errors import UnrepresentableMaskError
+from . import mask_forms, ops, tensor_arguments
 from ._torch_internals import assert_async
 from .mask import Mask
 
 integers, flags = tensor_arguments.integers, tensor_arguments.flags
-has_positions = True
+has_positions = has_lists = True
 
 _operator = torch.ops.flashmask.build_mask
 families.families()  # a trace cannot read them
@@ -17,10 +18,27 @@ families.families()  # a trace cannot read them
 
 def build(family, form, vectors, numbers, device=None):
     """(Mask, order). Waits for nothing: what is wrong on a device is an assertion in its work."""
-    if form.vectors == 0:
+    if form.vectors == 0 and not form.has_lists:
         return Mask(**form.band()), None
     tensors = list(vectors.values())
     device = tensors[0].device if tensors else torch.empty(0, device=device).device
+    if form.vectors == 0:
+        return _build_lists(family, form, vectors, numbers, device)
+    try:
+        return _build_vectors(family, form, vectors, numbers, tensors, device)
+    except UnrepresentableMaskError:
+        if not form.has_lists or torch.compiler.is_compiling():
+            raise
+        return _build_lists(family, form, vectors, numbers, device)
+
+
+def _build_lists(family, form, vectors, numbers, device):
+    """In host memory, from where the mask goes to the device."""
+    fields, order = ctypes_calls.build_lists(mask_forms.HostTensors, family, vectors, numbers, form.has_order)
+    return Mask(**mask_forms.on_device(fields, device)), order
+
+
+def _build_vectors(family, form, vectors, numbers, tensors, device):
     arguments = (
         family,
         tensors,

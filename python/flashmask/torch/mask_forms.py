@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from .._core import capi
+from .._core import capi, ctypes_calls, explanation
 from . import tensor_arguments
 
 TILE = 128
@@ -258,59 +258,39 @@ def from_dense(visible):
     return out.fields()
 
 
-class Vectors:
-    """A mask that the library writes, with room for its vectors. shape: batch, heads and seqlen_k.
+class HostTensors:
+    """The frontend that ctypes_calls asks for tensors in host memory."""
 
-    rooms: other tensors that the result may have, by their fields.
-    """
+    @staticmethod
+    def empty_on_host(shape, dtype):
+        made = torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")
+        tensor_arguments.check_holds("the mask", made)
+        return made
 
-    def __init__(self, shape, device, rooms=None):
-        self._shape, self._device, self._rooms = shape, device, dict(rooms or {})
-        self._room = torch.empty((*shape, 4), dtype=torch.int32, device="cpu")
-        tensor_arguments.check_holds("the mask", self._room)
-        self._set_rooms()
+    @staticmethod
+    def array(x):
+        return explanation.Array(tuple(x.shape), capi.dtype_name(x.dtype), "cpu", x.stride(), x.data_ptr())
 
-    def _set_rooms(self):
-        rooms = {name: tensor(x) for name, x in self._rooms.items()}
-        self.struct = capi.make(capi.Mask, bounds=tensor(self._room), **rooms)
 
-    def write(self, call):
-        """Calls call(struct), again with room for interval lists if the mask turns out to need them."""
-        status = call(self.struct)
-        if status == capi.UNREPRESENTABLE:
-            batch, heads, seqlen_k = self._shape
-            self._rooms["column_ptr"] = torch.empty((batch, heads, seqlen_k + 1), dtype=torch.int32, device="cpu")
-            self._set_rooms()
-            status = call(self.struct)
-            if status == capi.OK and self.struct.intervals.dtype:
-                self._rooms["intervals"] = torch.empty(
-                    (self.struct.intervals.shape[0], 2), dtype=torch.int32, device="cpu"
-                )
-                self._set_rooms()
-                status = call(self.struct)
-        capi.check(status)
+class Vectors(ctypes_calls.MaskSpace):
+    """A mask that the library writes in host memory, for a device."""
+
+    def __init__(self, shape, device, arrays=None):
+        self._device = device
+        super().__init__(HostTensors, shape, arrays)
 
     def bounds(self):
         """Copies the written vectors to the device; None without vectors."""
-        vectors = self.struct.bounds.shape[3] if self.struct.bounds.dtype else 0
-        if not vectors:
-            return None
-        written = self._room.flatten()[: self._room.numel() // 4 * vectors]
-        return written.view(*self._shape, vectors).to(self._device, copy=True)
+        written = super().bounds()
+        return None if written is None else written.to(self._device, copy=True)
 
     def fields(self):
-        """The arguments of the Mask that was written."""
-        mask = self.struct
-        written = {name: x.to(self._device) for name, x in self._rooms.items() if getattr(mask, name).dtype}
-        return {
-            **written,
-            "seqlen_q": mask.seqlen_q,
-            "seqlen_k": mask.seqlen_k,
-            "bounds": self.bounds(),
-            "causal": bool(mask.flags & capi.CAUSAL),
-            "window": (mask.window_left, mask.window_right) if mask.flags & capi.HAS_WINDOW else None,
-            "q_offset": mask.q_offset if mask.flags & capi.HAS_Q_OFFSET else None,
-        }
+        return on_device(super().fields(), self._device)
+
+
+def on_device(fields, device):
+    """A mask's fields with their tensors on `device`."""
+    return {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in fields.items()}
 
 
 def on_host(mask):

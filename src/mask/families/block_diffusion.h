@@ -93,7 +93,8 @@ struct BlockDiffusion : OfColumns<BlockDiffusion> {
       .vectors = kLts | kLte | kUts | kUte,
       .misfit =
           "the block-diffusion mask in the order 'concatenated' does not fit two row intervals per key column; "
-          "the order 'interleaved' fits every packing"};
+          "the order 'interleaved' fits every packing",
+      .has_lists = true};
   static constexpr Family kFamily{.name = "block_diffusion",
                                   .parameters = kParameters,
                                   .form = {kLts | kUte},
@@ -113,6 +114,19 @@ struct BlockDiffusion : OfColumns<BlockDiffusion> {
       run.each(a.seqlen, WriteConcatenated{own, writer_of(a, output), a.order, a.unfit});
     else
       run.each(a.seqlen, WriteInterleaved{own, writer_of(a, output), a.order});
+  }
+
+  /// The rows of each half that see a key in the order `concatenated`.
+  template <typename Run>
+  static auto visible_rows(Run& run, const Arguments& a) {
+    return [own = diffusion_blocks(run, a), seqlen = a.seqlen](const Lead& lead, int64_t j, const auto& see) {
+      const bool is_noisy = j < seqlen;
+      const DiffusionBlock block = own(lead, is_noisy ? j : j - seqlen);
+      if (!block.visible) return;
+      if (is_noisy) return see(block.begin, block.end);
+      see(block.end, block.until);
+      see(seqlen + block.begin, seqlen + block.until);
+    };
   }
 
   template <typename Run>

@@ -41,7 +41,7 @@ std::string json_of(const Form& form) {
   JsonObject json;
   json.add_number("vectors", form.numbers()).add_string("edges", kEdges[static_cast<std::size_t>(form.edges)]);
   json.add("has_positions", json_of(form.has_positions)).add_string("misfit", form.misfit);
-  return json.text();
+  return json.add("has_lists", json_of(form.has_lists)).text();
 }
 
 std::string json_of(const Family& family) {

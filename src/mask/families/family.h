@@ -67,7 +67,10 @@ struct Form {
   bool has_positions = false;  ///< rows and keys share them; the band compares them
   /// The requirement that contents on a device may break, which the build finds out; empty if there is none.
   std::string_view misfit{};
+  bool has_lists = false;  ///< in host memory, columns that the vectors cannot say become interval lists
 
+  /// Masks of host memory alone, whose vectors, if no column needs a list, follow from the mask.
+  constexpr bool is_listed() const { return has_lists && vectors == 0; }
   /// How many numbers a column takes in FlashMask's forms: 0, 1, 2 or 4.
   constexpr int64_t numbers() const {
     if (vectors == 0) return 0;
