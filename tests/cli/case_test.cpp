@@ -18,7 +18,7 @@ namespace flashmask::verify {
 namespace {
 
 std::vector<std::string> all_families() {
-  std::vector<std::string> names{std::string(kNoMask)};
+  std::vector<std::string> names{std::string(kNoMask), std::string(kRandomMatrix)};
   for (const Family& family : families()) names.emplace_back(family.name);
   return names;
 }
@@ -126,6 +126,18 @@ TEST(CaseMask, HasTheLengthsAndCountsOfTheCase) {
       EXPECT_EQ(make_mask(c).view().content_hash, mask.view().content_hash);
     }
   }
+}
+
+TEST(CaseMask, RandomMatricesMostlyHaveLists) {
+  int64_t lists = 0;
+  for (uint64_t seed = 0; seed < 40; ++seed) {
+    Case c = small_case(std::string(kRandomMatrix));
+    c.seed = seed;
+    const Mask mask = make_mask(parse_case(describe(c)));
+    EXPECT_EQ(mask.view().content_hash, make_mask(c).view().content_hash);
+    lists += mask.has_interval_lists();
+  }
+  EXPECT_GT(lists, 15);
 }
 
 TEST(CaseMask, ABandComparesThePositions) {

@@ -119,7 +119,7 @@ TEST(CoveringList, HasEveryPairOfValues) {
     EXPECT_TRUE(values["head_dim"].count(std::to_string(kernel.head_dim))) << kernel.id;
   }
   EXPECT_EQ(values["batch"].size(), 9u);
-  EXPECT_GE(values["family"].size(), families().size());
+  EXPECT_GT(values["family"].size(), families().size());  // random matrices, too
   for (const auto& [dimension, own] : values) {
     for (const auto& [other, other_values] : values) {
       if (dimension >= other) continue;

@@ -65,9 +65,17 @@ bool has_caches(const VerifyArguments& arguments) {
   return arguments.caches == "auto" ? arguments.families == "all" : arguments.caches != "no";
 }
 
+/// The families asked for; "all" has the cases of no family, too.
+std::vector<std::string> case_families(const VerifyArguments& arguments) {
+  std::vector<std::string> names = family_list(arguments.families);
+  if (arguments.families == "all") {
+    for (const std::string_view other : {verify::kNoMask, verify::kRandomMatrix}) names.emplace_back(other);
+  }
+  return names;
+}
+
 void each_random_case(const VerifyArguments& arguments, const TakeCase& take) {
-  std::vector<std::string> families = family_list(arguments.families);
-  if (arguments.families == "all") families.emplace_back(verify::kNoMask);
+  const std::vector<std::string> families = case_families(arguments);
   const std::vector<std::string> refused = verify::refused_features(arguments.backend);
   for (int64_t n = 0; n < arguments.cases; ++n) {
     if (arguments.caches == "only" || (has_caches(arguments) && n % kOneInCached == kOneInCached - 1)) {
@@ -91,7 +99,7 @@ verify::CoveringValues covering_values(const VerifyArguments& arguments) {
 
 std::vector<verify::Case> covering_cases(const VerifyArguments& arguments) {
   std::vector<verify::Case> cases = verify::covering_cases(covering_values(arguments));
-  const std::vector<std::string> families = family_list(arguments.families);
+  const std::vector<std::string> families = case_families(arguments);
   std::erase_if(cases, [&](const verify::Case& c) {
     return std::find(families.begin(), families.end(), c.family) == families.end();
   });

@@ -4,6 +4,8 @@
 #include <array>
 #include <vector>
 
+#include "flashmask/status.h"
+
 namespace flashmask::numerics {
 namespace {
 
@@ -69,6 +71,10 @@ TensorView DeviceTensor::view(int64_t count) const {
 }
 
 DeviceMask::DeviceMask(const Mask& host) : mask_(without_contents(host)) {
+  if (host.has_interval_lists())
+    throw Error(ErrorCode::kUnsupported,
+                "the mask has interval lists (more than two hidden intervals in a column), "
+                "which CUDA does not take; backend 'cpu' does");
   const MaskView& view = host.view();
   if (const Form form = form_of(host); !form.vectors.empty()) {
     std::vector<int32_t> interleaved;

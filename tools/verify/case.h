@@ -34,6 +34,8 @@ struct Window {
 
 /// The family of a case whose call is given no mask at all.
 inline constexpr std::string_view kNoMask = "none";
+/// The family of a case whose columns hide any rows, as a boolean matrix does: no builder's.
+inline constexpr std::string_view kRandomMatrix = "random_matrix";
 
 /// One call to check, forward and backward. Everything random in it (masks and tensors) follows from `seed`.
 struct Case {

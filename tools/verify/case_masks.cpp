@@ -42,9 +42,31 @@ Mask shared_question(const FamilyParameters& parameters) {
   return masks::shared_question(groups);
 }
 
+/// Hidden runs of random lengths. Neighbouring columns mostly share them, so that there are tiles of every class.
+Mask random_matrix(const Case& c, uint64_t seed) {
+  Random random(seed);
+  MaskParts parts{.seqlen_q = c.seqlen_q, .seqlen_k = c.seqlen_k, .column_ptr = {0}};
+  const int64_t longest = int64_t{1} << random.integer(0, 8), alike = random.integer(1, 200);
+  std::vector<int32_t> column;
+  for (int64_t j = 0; j < c.seqlen_k; ++j) {
+    if (j % alike == 0 || random.integer(0, 63) == 0) {
+      column.clear();
+      for (int64_t row = random.integer(0, longest); row < c.seqlen_q; row += random.integer(1, longest)) {
+        const int64_t begin = row;
+        row += random.integer(1, longest);
+        column.insert(column.end(), {static_cast<int32_t>(begin), static_cast<int32_t>(row)});
+      }
+    }
+    parts.intervals.insert(parts.intervals.end(), column.begin(), column.end());
+    parts.column_ptr.push_back(static_cast<int32_t>(parts.intervals.size() / 2));
+  }
+  return Mask(std::move(parts));
+}
+
 /// The family at the square length, cropped to the case's lengths.
 Mask draw_mask(const Case& c, int64_t mask_batch, int64_t mask_head) {
   if (c.family == kNoMask) return masks::full(c.seqlen_q, c.seqlen_k);
+  if (c.family == kRandomMatrix) return random_matrix(c, draw_seed(c, mask_batch, mask_head));
   const int64_t length = square_length(c);
   const FamilyParameters parameters = draw_parameters(c, mask_batch, mask_head);
   const Mask square = c.family == "shared_question"
@@ -86,6 +108,26 @@ void append_as_it_is(MaskParts& parts, const Mask& draw) {
   append(parts.ute, draw.ute(), parts.seqlen_k, std::nullopt);
 }
 
+/// Appends a draw's intervals as lists.
+void append_lists(MaskParts& parts, const Mask& draw) {
+  const auto [lts, lte, uts, ute] = vectors_of(draw);
+  const auto rows = static_cast<int32_t>(parts.seqlen_q);
+  const auto put = [&](int32_t begin, int32_t end) { parts.intervals.insert(parts.intervals.end(), {begin, end}); };
+  const auto end_list = [&] { parts.column_ptr.push_back(static_cast<int32_t>(parts.intervals.size() / 2)); };
+  end_list();
+  for (std::size_t j = 0; j < static_cast<std::size_t>(parts.seqlen_k); ++j) {
+    if (draw.has_interval_lists()) {
+      const auto first = static_cast<std::size_t>(draw.column_ptr()[j]),
+                 last = static_cast<std::size_t>(draw.column_ptr()[j + 1]);
+      for (std::size_t n = first; n < last; ++n) put(draw.intervals()[2 * n], draw.intervals()[2 * n + 1]);
+    } else {
+      if (lts || lte) put(lts ? draw.lts()[j] : 0, lte ? draw.lte()[j] : rows);
+      if (uts || ute) put(uts ? draw.uts()[j] : 0, ute ? draw.ute()[j] : rows);
+    }
+    end_list();
+  }
+}
+
 Mask stack(const std::vector<Mask>& draws, int64_t batch, int64_t heads) {
   const Mask& first = draws.front();
   MaskParts parts{.seqlen_q = first.seqlen_q(),
@@ -96,11 +138,14 @@ Mask stack(const std::vector<Mask>& draws, int64_t batch, int64_t heads) {
                   .heads = heads};
   const bool same_vectors =
       std::all_of(draws.begin(), draws.end(), [&](const Mask& draw) { return vectors_of(draw) == vectors_of(first); });
+  const bool have_lists = std::ranges::any_of(draws, &Mask::has_interval_lists);
   for (const Mask& draw : draws) {
     if (draw.band() != first.band() || draw.q_offset() != first.q_offset()) {
       throw Error(ErrorCode::kInternal, "two draws of a family have different bands and cannot be stacked");
     }
-    if (same_vectors) {
+    if (have_lists) {
+      append_lists(parts, draw);
+    } else if (same_vectors) {
       append_as_it_is(parts, draw);
     } else {
       append_written_out(parts, draw);

@@ -125,7 +125,7 @@ struct Values {
     counts[kLength] = kLengths.size();
     counts[kHead] = kHeads.size();
     counts[kHeadDim] = static_cast<int>(head_dims.size());
-    counts[kFamily] = static_cast<int>(families().size());
+    counts[kFamily] = static_cast<int>(families().size()) + 1;
     counts[kMaskHeads] = counts[kBlockMask] = 3;
     counts[kDtype] = static_cast<int>(dtypes.size());
     counts[kLayout] = static_cast<int>(layouts.size());
@@ -143,7 +143,7 @@ Case to_case(const Row& row, uint64_t seed, const Values& values) {
   std::tie(c.heads_q, c.heads_kv) = kHeads[at(kHead)];
   c.head_dim = values.head_dims[at(kHeadDim)].first;
   c.head_dim_v = at(kHeadDimV) ? values.head_dims[at(kHeadDim)].second : c.head_dim;
-  c.family = families()[at(kFamily)].name;
+  c.family = at(kFamily) < families().size() ? families()[at(kFamily)].name : kRandomMatrix;
   c.mask_heads = static_cast<MaskHeads>(at(kMaskHeads));
   c.mask_per_batch = at(kMaskBatch) != 0;
   c.block_mask = static_cast<BlockMask>(at(kBlockMask));

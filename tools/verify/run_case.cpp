@@ -148,6 +148,10 @@ class CaseRun {
 
   /// True if the device's backend takes such calls; otherwise the verdict says why not.
   bool taken() {
+    if (mask_ && mask_->has_interval_lists()) {
+      verdict_.skipped = fmt::format("{}: the mask has interval lists", options_.backend);
+      return false;
+    }
     const DeviceTensors tensors(problem_, Outputs(c_));
     ExecutedTiles executed;
     const Explanation explanation =
