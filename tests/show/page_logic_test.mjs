@@ -68,8 +68,13 @@ test("masks from files", () => {
   for (let n = 0; n < 40; ++n) {
     const mask = {seqlen_q: draw(1, 60), seqlen_k: draw(1, 60), q_offset: draw(-9, 9)};
     mask.band = {lo: draw(0, 1) ? draw(-40, 5) : null, hi: draw(0, 1) ? draw(-5, 40) : null};
-    for (const name of ["lts", "lte", "uts", "ute"]) {
-      if (draw(0, 1)) mask[name] = Array.from({length: mask.seqlen_k}, () => draw(-5, mask.seqlen_q + 5));
+    if (n % 2) {
+      for (const name of ["lts", "lte", "uts", "ute"])
+        if (draw(0, 1)) mask[name] = Array.from({length: mask.seqlen_k}, () => draw(-5, mask.seqlen_q + 5));
+    } else {
+      mask.column_ptr = [0];
+      for (let j = 0; j < mask.seqlen_k; ++j) mask.column_ptr.push(mask.column_ptr[j] + draw(0, 9));
+      mask.intervals = Array.from({length: 2 * mask.column_ptr[mask.seqlen_k]}, () => draw(-5, mask.seqlen_q + 5));
     }
     const file = join(folder, "mask.json");
     writeFileSync(file, JSON.stringify(mask));
@@ -80,7 +85,7 @@ test("masks from files", () => {
 
 test("cells hold what lies in them", () => {
   for (const words of ["prefix_tree --seqlen 230 --tile 16x24", "global_sliding_window --seqlen 300 --tile 5",
-      "document --seqlen 90 --tile 64"]) {
+      "document --seqlen 90 --tile 64", "block_diffusion --seqlen 210 --tile 32x16 concatenated=1 lengths=50,55"]) {
     const {shown, mask, tiles} = check(words.split(" "));
     for (const most of [9, 40, 512]) {
       const cells = logic.cellsOf(mask, tiles, most), expected = {live: [], full: [], visible: []};

@@ -35,5 +35,8 @@ export function sees(json, i, j) {
   const {band, q_offset: offset, seqlen_q: rows} = json, distance = j - (i + offset);
   const within = (begin, end) => (begin || end) && i >= (begin ? begin[j] : 0) && i < (end ? end[j] : rows);
   if ((band.lo !== null && distance < band.lo) || (band.hi !== null && distance > band.hi)) return false;
-  return !within(json.lts, json.lte) && !within(json.uts, json.ute);
+  if (within(json.lts, json.lte) || within(json.uts, json.ute)) return false;
+  for (let n = json.column_ptr?.[j]; n < json.column_ptr?.[j + 1]; ++n)
+    if (i >= json.intervals[2 * n] && i < json.intervals[2 * n + 1]) return false;
+  return true;
 }

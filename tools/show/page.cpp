@@ -34,8 +34,9 @@ template <typename... Arguments>
 
 void check_size(const Mask& mask, TileShape tile) {
   if (mask.has_block_mask()) fail("a page draws the band and the row intervals; the mask has a block mask, too");
-  if (mask.has_interval_lists())
-    fail("a page draws the band and two row intervals per key; the mask has interval lists");
+  if (std::ssize(mask.intervals()) / 2 > kMostPageIntervals)
+    fail("a page takes at most {} intervals in lists; the mask has {}", kMostPageIntervals,
+         std::ssize(mask.intervals()) / 2);
   if (std::max(mask.seqlen_q(), mask.seqlen_k()) > kMostPageLength) {
     fail("a page takes at most {} query rows and keys; the mask has {} and {}", kMostPageLength, mask.seqlen_q(),
          mask.seqlen_k());
@@ -55,14 +56,24 @@ Mask single_entry(const Mask& mask, int64_t batch, int64_t head) {
     const auto begin = vector.begin() + (vector.empty() ? 0 : (b * view.bounds_heads + h) * view.seqlen_k);
     return std::vector<int32_t>(begin, begin + (vector.empty() ? 0 : view.seqlen_k));
   };
-  return Mask({.seqlen_q = mask.seqlen_q(),
-               .seqlen_k = mask.seqlen_k(),
-               .band = mask.band(),
-               .q_offset = mask.q_offset(),
-               .lts = own(mask.lts()),
-               .lte = own(mask.lte()),
-               .uts = own(mask.uts()),
-               .ute = own(mask.ute())});
+  MaskParts parts{.seqlen_q = mask.seqlen_q(),
+                  .seqlen_k = mask.seqlen_k(),
+                  .band = mask.band(),
+                  .q_offset = mask.q_offset(),
+                  .lts = own(mask.lts()),
+                  .lte = own(mask.lte()),
+                  .uts = own(mask.uts()),
+                  .ute = own(mask.ute())};
+  if (mask.has_interval_lists()) {
+    const auto ptr =
+        mask.column_ptr().subspan(static_cast<std::size_t>((b * view.bounds_heads + h) * (view.seqlen_k + 1)),
+                                  static_cast<std::size_t>(view.seqlen_k + 1));
+    for (const int32_t place : ptr) parts.column_ptr.push_back(place - ptr.front());
+    const auto ends = mask.intervals().subspan(2 * static_cast<std::size_t>(ptr.front()),
+                                               2 * static_cast<std::size_t>(ptr.back() - ptr.front()));
+    parts.intervals.assign(ends.begin(), ends.end());
+  }
+  return Mask(std::move(parts));
 }
 
 Json colours_json() {

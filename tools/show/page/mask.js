@@ -11,13 +11,13 @@ function range(count, value) {
   return Array.from({length: count}, (_, n) => value(n));
 }
 
-/// A mask as the library writes it in JSON, as {rows, keys, lo, hi, lts, lte, uts, ute}: row i sees key j only if
-/// lo <= j - i <= hi; a vector may be left out.
+/// A mask as the library writes it in JSON, as {rows, keys, lo, hi, lts, lte, uts, ute, columnPtr, intervals}: row i
+/// sees key j only if lo <= j - i <= hi; vectors may be left out, and so may interval lists, which take their place.
 function maskFromJson(json) {
   const {lts, lte, uts, ute, band, q_offset: offset} = json;
   const edge = (value, otherwise) => (value === null ? otherwise : value + offset);
   return {rows: json.seqlen_q, keys: json.seqlen_k, lo: edge(band.lo, -Infinity), hi: edge(band.hi, Infinity),
-    lts, lte, uts, ute};
+    lts, lte, uts, ute, columnPtr: json.column_ptr, intervals: json.intervals};
 }
 
 // --- Which rows of a key are hidden, and what class a tile is: the method of docs/mask.md, "From a mask to tiles".
@@ -27,6 +27,7 @@ const sorted = new Int32Array(8);
 /// Calls f(begin, end) for the runs of rows that a key is hidden from, ascending and with gaps between them. It
 /// allocates nothing: a long mask asks for every key while its reader types.
 function eachHiddenRun(mask, j, f) {
+  if (mask.columnPtr) return eachListedRun(mask, j, f);
   let count = 0;
   const add = (from, to) => {
     const begin = Math.max(from, 0), end = Math.min(to, mask.rows);
@@ -46,6 +47,23 @@ function eachHiddenRun(mask, j, f) {
     for (at += 2; at < 2 * count && sorted[at] <= end; at += 2) end = Math.max(end, sorted[at + 1]);
     f(begin, end);
   }
+}
+
+/// Calls f for the runs of the band and a key's interval list, which ascends with gaps between its intervals.
+function eachListedRun(mask, j, f) {
+  const {rows, columnPtr, intervals} = mask, bottom = Math.min(Math.max(j + 1 - mask.lo, 0), rows);
+  let begin = 0, end = Math.min(Math.max(j - mask.hi, 0), rows);
+  const put = (from, to) => {
+    if (from > end) {
+      if (begin < end) f(begin, end);
+      begin = from;
+    }
+    end = Math.max(end, to);
+  };
+  for (let n = columnPtr[j]; n < columnPtr[j + 1] && intervals[2 * n] < bottom; ++n)
+    put(intervals[2 * n], intervals[2 * n + 1]);
+  if (bottom < rows) put(bottom, rows);
+  if (begin < end) f(begin, end);
 }
 
 function hiddenRows(mask, j) {

@@ -3,7 +3,8 @@
 "use strict";
 
 const shown = JSON.parse(document.getElementById("shown").textContent);
-const kCells = 512, kMostLines = 64, kMostItems = 1 << 18, kMostRuns = 16, kEdgeRuns = 6;
+const kCells = 512, kMostLines = 64, kMostItems = 1 << 18, kMostRuns = 16, kEdgeRuns = 6,
+  kMostLetters = 100;
 
 const byId = (id) => document.getElementById(id);
 const grouped = (number) => number.toLocaleString("en-US");
@@ -248,41 +249,57 @@ function showOrder({counts, order, tiles}) {
     (order.length > 12 ? ", ..." : ".");
 }
 
-/// Columns [begin, end) with the same values.
-function equalRuns(vectors, keys) {
+/// Columns [begin, end) whose cells(j) are the same.
+function equalRuns(cells, keys) {
   const runs = [];
-  for (let j = 0; j < keys && vectors.length; ++j) {
-    const last = runs[runs.length - 1];
-    if (last && vectors.every((values) => values[j] === values[last.begin])) last.end = j + 1;
-    else runs.push({begin: j, end: j + 1});
+  for (let j = 0; j < keys; ++j) {
+    const last = runs[runs.length - 1], own = cells(j);
+    if (last && last.cells.every((cell, n) => cell === own[n])) last.end = j + 1;
+    else runs.push({begin: j, end: j + 1, cells: own});
   }
   return runs;
+}
+
+function rowsText(runs) {
+  return runs.map(([begin, end]) => `[${grouped(begin)}, ${grouped(end)})`).join(", ");
+}
+
+function listText({columnPtr, intervals}, j) {
+  const first = columnPtr[j];
+  return rowsText(range(columnPtr[j + 1] - first, (n) => intervals.slice(2 * (first + n), 2 * (first + n + 1))));
+}
+
+function shortened(text) {
+  return text.length > kMostLetters ? `${text.slice(0, kMostLetters)} ...` : text;
 }
 
 function showVectors({mask}) {
   const edge = (value, word) => (Number.isFinite(value) ? [`j - i ${word} ${grouped(value)}`] : []);
   const edges = [...edge(mask.lo, "\u2265"), ...edge(mask.hi, "\u2264")];
   const names = ["lts", "lte", "uts", "ute"].filter((name) => mask[name]);
+  const heads = mask.columnPtr ? ["hidden rows"] : names.map((name) => name.toUpperCase());
   byId("band").textContent =
     `Band: ${edges.length ? edges.join(" and ") : "none"}. ` +
-    (names.length ? "Rows LTS up to LTE and UTS up to UTE do not see the key; a missing start is the first row, " +
+    (mask.columnPtr ? `Interval lists: ${grouped(mask.intervals.length / 2)} runs of rows that do not see a key.` :
+      names.length ? "Rows LTS up to LTE and UTS up to UTE do not see the key; a missing start is the first row, " +
       "a missing end the last." : "No vectors.");
-  const runs = equalRuns(names.map((name) => mask[name]), mask.keys), rows = [];
+  const cells = mask.columnPtr ? (j) => [listText(mask, j)] : (j) => names.map((name) => grouped(mask[name][j]));
+  const runs = heads.length ? equalRuns(cells, mask.keys) : [], rows = [];
   runs.forEach((run, n) => {
     if (runs.length > kMostRuns && n >= kEdgeRuns && n < runs.length - kEdgeRuns) {
       if (n === kEdgeRuns) rows.push([`... ${grouped(runs.length - 2 * kEdgeRuns)} more`]);
       return;
     }
-    rows.push([`[${grouped(run.begin)}, ${grouped(run.end)})`, ...names.map((name) => grouped(mask[name][run.begin]))]);
+    rows.push([`[${grouped(run.begin)}, ${grouped(run.end)})`, ...run.cells.map(shortened)]);
   });
-  const line = (kind, cells) => {
+  const line = (kind, texts) => {
     const row = element("tr", "");
-    row.append(...cells.map((text) => element(kind, text)));
+    row.append(...texts.map((text) => element(kind, text)));
     return row;
   };
   byId("vectors").replaceChildren(
-    ...(names.length ? [line("th", ["keys", ...names.map((name) => name.toUpperCase())])] : []),
-    ...rows.map((cells) => line("td", cells)));
+    ...(heads.length ? [line("th", ["keys", ...heads])] : []),
+    ...rows.map((texts) => line("td", texts)));
 }
 
 function showCommand() {
@@ -330,7 +347,7 @@ function point(event) {
   if (!(i >= 0 && i < mask.rows && j >= 0 && j < mask.keys)) return;
   const hidden = hiddenRows(mask, j), sees = !hidden.some(([begin, end]) => i >= begin && i < end);
   const [r, k] = [Math.floor(i / tiles.tile.rows), Math.floor(j / tiles.tile.keys)];
-  const runs = hidden.map(([begin, end]) => `[${grouped(begin)}, ${grouped(end)})`).join(", ") || "no rows";
+  const runs = shortened(rowsText(hidden)) || "no rows";
   byId("pointed").textContent =
     `Row ${grouped(i)} ${sees ? "sees" : "does not see"} key ${grouped(j)}, which is hidden from ${runs}; ` +
     `tile (${grouped(r)}, ${grouped(k)}) is ${["skipped", "partial", "full"][tiles.classes[r * tiles.keyTiles + k]]}.`;
