@@ -96,4 +96,15 @@ FLASHMASK_API Mask dflash(const Documents& documents, std::span<const int64_t> a
 /// >= 1, or -1 for all; dilation >= 1. kInvalidArgument otherwise.
 FLASHMASK_API OrderedMask dilated_window(int64_t seqlen, int64_t window, int64_t dilation);
 
+// Columns of the masks that follow are hidden from any number of row intervals. Where two do not do they have interval
+// lists, which CPUs and the reference take.
+
+/// Neighbourhood attention over a grid of height x width tokens, row by row (NATTEN, arXiv:2204.07143): token i sees
+/// the kernel_height x kernel_width tokens around it. In each dimension these are the places p - kernel / 2 + n, n <
+/// kernel, shifted inwards as far as they lie outside; with a dilation (arXiv:2209.15001), among the places that have
+/// p's remainder by it. Shape: square, height * width. height and width >= 0; 1 <= kernel and kernel * dilation <= its
+/// side unless the grid is empty; dilation >= 1. kInvalidArgument otherwise.
+FLASHMASK_API Mask neighborhood_2d(int64_t height, int64_t width, int64_t kernel_height, int64_t kernel_width,
+                                   int64_t dilation = 1);
+
 }  // namespace flashmask::masks

@@ -53,6 +53,7 @@ __all__ = [
     "global_sliding_window",
     "hash_sparse",
     "intersect",
+    "neighborhood_2d",
     "padding",
     "prefix_lm_causal",
     "prefix_lm_document",
@@ -81,6 +82,7 @@ eviction = _builders.eviction
 full = _builders.full
 global_sliding_window = _builders.global_sliding_window
 hash_sparse = _builders.hash_sparse
+neighborhood_2d = _builders.neighborhood_2d
 padding = _builders.padding
 prefix_lm_causal = _builders.prefix_lm_causal
 prefix_lm_document = _builders.prefix_lm_document

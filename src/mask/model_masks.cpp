@@ -117,5 +117,10 @@ OrderedMask dilated_window(int64_t seqlen, int64_t window, int64_t dilation) {
   return {mask, std::move(order)};
 }
 
+Mask neighborhood_2d(int64_t height, int64_t width, int64_t kernel_height, int64_t kernel_width, int64_t dilation) {
+  return build_mask("neighborhood_2d", {of("height", height), of("width", width), of("kernel_height", kernel_height),
+                                        of("kernel_width", kernel_width), of("dilation", dilation)});
+}
+
 }  // namespace masks
 }  // namespace flashmask

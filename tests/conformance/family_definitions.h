@@ -148,6 +148,14 @@ inline Predicate dflash_definition(const FamilyParameters& p) {
   };
 }
 
+/// True if `key` is among the `kernel` places around `place`, every dilation-th, of a line of `length` of them.
+inline bool is_neighbour(int64_t place, int64_t key, int64_t length, int64_t kernel, int64_t dilation) {
+  int64_t begin = place - kernel / 2 * dilation;
+  while (begin < 0) begin += dilation;
+  while (begin + (kernel - 1) * dilation >= length) begin -= dilation;
+  return key >= begin && key <= begin + (kernel - 1) * dilation && (key - begin) % dilation == 0;
+}
+
 /// The definition of `family` of these parameters at a length; empty for one whose draw its parameters do not tell.
 inline Predicate family_definition(const std::string& family, const FamilyParameters& p, int64_t seqlen) {
   const auto one = [&](const std::string& name) { return numbers(p, name).at(0); };
@@ -228,6 +236,13 @@ inline Predicate family_definition(const std::string& family, const FamilyParame
     return [=](int64_t row, int64_t key) {
       const int64_t back = token[static_cast<std::size_t>(row)] - token[static_cast<std::size_t>(key)];
       return back >= 0 && back % dilation == 0 && (window == -1 || back < window * dilation);
+    };
+  }
+  if (family == "neighborhood_2d" && seqlen > 0) {
+    return [height = one("height"), width = seqlen / one("height"), rows = one("kernel_height"),
+            columns = one("kernel_width"), dilation = one("dilation")](int64_t i, int64_t j) {
+      return is_neighbour(i / width, j / width, height, rows, dilation) &&
+             is_neighbour(i % width, j % width, width, columns, dilation);
     };
   }
   return {};

@@ -9,7 +9,7 @@
 
 namespace flashmask::test {
 
-/// The names of all families that fm_mask_build knows, which leaves out masks that are only a band.
+/// The names of all families that fm_mask_build makes vectors of: not masks that are only a band, or of lists alone.
 inline std::vector<std::string> known_families() {
   std::size_t length = 0;
   fm_mask_families_json(nullptr, 0, &length);

@@ -195,6 +195,20 @@ Mask dflash(Reader& r) {
   return in_square(masks::dflash(r.documents("lengths", context), anchors, block), r.seqlen, context);
 }
 
+Mask neighborhood_2d(Reader& r) {
+  int64_t divisor = 1;
+  for (int64_t n = 2; n * n <= r.seqlen; ++n) divisor = r.seqlen % n == 0 ? n : divisor;
+  const int64_t height = r.positive("height", divisor), width = r.seqlen / height;
+  if (height * width != r.seqlen)
+    throw_invalid("neighborhood_2d: parameter height is ", height, "; it must divide seqlen, ", r.seqlen);
+  const int64_t dilation = r.positive("dilation", 1);
+  const auto kernel = [&](const char* name, int64_t side) {
+    return r.integer(name, std::clamp<int64_t>(side / dilation, 1, 5));
+  };
+  return masks::neighborhood_2d(height, width, kernel("kernel_height", height), kernel("kernel_width", width),
+                                dilation);
+}
+
 Mask padding(Reader& r) {
   const std::vector<int64_t> keys = r.integers("key_lengths"), queries = r.integers("query_lengths");
   if (!keys.empty()) return masks::padding(r.seqlen, r.seqlen, keys, queries);
@@ -293,6 +307,20 @@ FamilyParameters draw_hash_sparse(Draw& d) {
   return parameters;
 }
 
+FamilyParameters draw_neighborhood_2d(Draw& d) {
+  std::vector<int64_t> divisors;
+  for (int64_t n = 1; n <= d.length; ++n) {
+    if (d.length % n == 0) divisors.push_back(n);
+  }
+  if (divisors.empty()) return {};
+  const int64_t height = divisors[static_cast<std::size_t>(d.own.integer(0, std::ssize(divisors) - 1))];
+  const int64_t width = d.length / height, dilation = d.own.integer(1, std::min({height, width, int64_t{3}}));
+  return {{"height", std::to_string(height)},
+          {"kernel_height", std::to_string(d.own.integer(1, height / dilation))},
+          {"kernel_width", std::to_string(d.own.integer(1, width / dilation))},
+          {"dilation", std::to_string(dilation)}};
+}
+
 FamilyParameters draw_eviction(Draw& d) {
   if (d.length == 0) return {};
   std::vector<int64_t> evicted_at;
@@ -363,6 +391,11 @@ constexpr FamilyParameter kPasses[] = {
     {"lengths", "lengths of the documents, adding up to seqlen / steps; one of all"}};
 constexpr FamilyParameter kDilated[] = {{"window", "keys that a row sees, its own included, -1 all; seqlen / 16"},
                                         {"dilation", "distance between neighbouring keys of a window; 4"}};
+constexpr FamilyParameter kGrid[] = {
+    {"height", "rows of the grid, dividing seqlen; the largest divisor up to its square root"},
+    {"kernel_height", "rows of a neighbourhood; 5, or what fits"},
+    {"kernel_width", "tokens of each; 5, or what fits"},
+    {"dilation", "distance between neighbouring tokens of a neighbourhood, both ways; 1"}};
 constexpr FamilyParameter kDrafts[] = {
     {"anchors", "position of each block's first token, ascending; drawn, blocks being half of seqlen"},
     {"block", "tokens of a block; 16, at most seqlen / 16"},
@@ -475,6 +508,12 @@ constexpr Entry kTable[] = {
      [](Draw& d) -> FamilyParameters {
        return {{"window", d.window_of(d.length / 4)}, {"dilation", std::to_string(d.own.integer(1, 9))}};
      }},
+    {{"neighborhood_2d",
+      "tokens are a grid, row by row, and j is among the kernel_height x kernel_width tokens around i, which are "
+      "shifted inwards at the borders",
+      kGrid},
+     neighborhood_2d,
+     draw_neighborhood_2d},
 };
 
 }  // namespace

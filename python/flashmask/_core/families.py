@@ -620,6 +620,32 @@ class Builders(Generic[AnyMask, AnyArray]):
         mask, places = given.build("dilated_window", keys=given.length("seqlen", seqlen))
         return mask, places[0, 0]
 
+    # --- Masks of any number of intervals per column, which are built in host memory -------------------
+
+    def neighborhood_2d(
+        self,
+        height: int,
+        width: int,
+        kernel_height: int,
+        kernel_width: int,
+        dilation: int = 1,
+        *,
+        device: object = None,
+    ) -> AnyMask:
+        """Neighbourhood attention over a grid of height x width tokens, row by row (NATTEN, arXiv:2204.07143).
+
+        A token sees the kernel_height x kernel_width tokens around it, which are shifted inwards at the borders. Of an
+        even kernel one place more lies before the token than after it. dilation: distance between neighbouring places
+        (arXiv:2209.15001); kernel * dilation must be at most its side.
+
+        Interval lists, unless a kernel is as wide or as high as the grid; on CPUs.
+        """
+        kernels = {"kernel_height": _count("kernel_height", kernel_height)}
+        kernels["kernel_width"] = _count("kernel_width", kernel_width)
+        given = self._given(device, **kernels, dilation=_count("dilation", dilation))
+        keys = given.length("height", height) * given.length("width", width)
+        return given.build("neighborhood_2d", keys=keys)[0]
+
 
 def _count(name: str, value: Any) -> int:
     """A number of tokens or blocks, which the library checks; one that is more than any sequence has means all."""

@@ -8,6 +8,7 @@
 #include "mask/families/models.h"
 #include "mask/families/padding.h"
 #include "mask/families/sequences.h"
+#include "mask/families/sparse.h"
 #include "mask/families/trees.h"
 
 namespace flashmask::build {
@@ -22,7 +23,7 @@ template <typename... First, typename... Second, typename... Rest>
 struct Joined<FamilyList<First...>, FamilyList<Second...>, Rest...> : Joined<FamilyList<First..., Second...>, Rest...> {
 };
 
-using Families = Joined<Bands, OfDocuments, OfSequences, OfTrees, OfBatches, OfModels>::Type;
+using Families = Joined<Bands, OfDocuments, OfSequences, OfTrees, OfBatches, OfModels, Sparse>::Type;
 
 /// f(Own{}) for each family.
 template <typename F, typename... Own>

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Builders of masks of any number of intervals per column, against predicates of single elements.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+
+#include "flashmask/builders.h"
+#include "flashmask/model_masks.h"
+#include "mask/builder_checks.h"
+#include "support/expect_error.h"
+
+namespace flashmask::test {
+namespace {
+
+/// The places that a place of a line sees: the `kernel` of its remainder that are nearest to its own, the ones before
+/// it first where two are as near.
+std::set<int64_t> nearest(int64_t place, int64_t length, int64_t kernel, int64_t dilation) {
+  std::vector<int64_t> places;
+  for (int64_t at = place % dilation; at < length; at += dilation) places.push_back(at);
+  std::stable_sort(places.begin(), places.end(),
+                   [&](int64_t a, int64_t b) { return std::abs(a - place) < std::abs(b - place); });
+  return {places.begin(), places.begin() + kernel};
+}
+
+TEST(SparseMasks, Neighborhood2d) {
+  int64_t lists = 0, vectors = 0;
+  for (const auto& [height, width] : {std::pair<int64_t, int64_t>{1, 1}, {1, 9}, {7, 1}, {3, 4}, {6, 5}, {8, 8}}) {
+    for (int64_t dilation = 1; dilation <= 3; ++dilation) {
+      for (int64_t rows = 1; rows <= height / dilation; ++rows) {
+        for (int64_t columns = 1; columns <= width / dilation; ++columns) {
+          const Mask mask = masks::neighborhood_2d(height, width, rows, columns, dilation);
+          ++(mask.has_interval_lists() ? lists : vectors);
+          expect_predicate(mask, height * width, height * width, "neighborhood_2d", [&](int64_t i, int64_t j) {
+            return nearest(i / width, height, rows, dilation).contains(j / width) &&
+                   nearest(i % width, width, columns, dilation).contains(j % width);
+          });
+        }
+      }
+    }
+  }
+  EXPECT_GT(lists, 50);
+  EXPECT_GT(vectors, 20);
+}
+
+TEST(SparseMasks, Neighborhood2dAtTheLimits) {
+  EXPECT_EQ(masks::neighborhood_2d(0, 5, 1, 1).seqlen_q(), 0);
+  EXPECT_EQ(masks::neighborhood_2d(5, 0, 9, 9).seqlen_k(), 0);
+  EXPECT_EQ(masks::neighborhood_2d(3, 4, 3, 4).view().content_hash, masks::full(12, 12).view().content_hash);
+  // Three of the shifted neighbourhoods reach a key at a border beyond the seven that lie around it.
+  EXPECT_EQ(masks::neighborhood_2d(40, 50, 7, 5).num_intervals(), 7 + 3 + 1);
+}
+
+TEST(SparseMasks, Neighborhood2dRefuses) {
+  expect_invalid({"height is -1", "at least 0"}, [] { masks::neighborhood_2d(-1, 2, 1, 1); });
+  expect_invalid({"kernel_height is 0", "at least 1"}, [] { masks::neighborhood_2d(3, 4, 0, 1); });
+  expect_invalid({"kernel_height is 4 and dilation 1", "height, 3"}, [] { masks::neighborhood_2d(3, 4, 4, 1); });
+  expect_invalid({"kernel_width is 3 and dilation 2", "width, 5"}, [] { masks::neighborhood_2d(6, 5, 1, 3, 2); });
+  expect_invalid({"dilation is 0", "at least 1"}, [] { masks::neighborhood_2d(3, 4, 1, 1, 0); });
+  expect_invalid({"kernel_height is 1 and dilation 9223372036854775807", "height, 2147483647"},
+                 [] { masks::neighborhood_2d(kMaxSeqlen, 1, 1, 1, INT64_MAX); });
+  expect_invalid({"height is 65536 and width 32768", "more than 2147483647 tokens"},
+                 [] { masks::neighborhood_2d(65536, 32768, 1, 1); });
+}
+
+}  // namespace
+}  // namespace flashmask::test

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builders of masks of any number of intervals per column, against predicates of single elements."""
+
+import dense_reference
+import pytest
+import torch
+from builder_checks import check
+from devices import cpu_only
+from flashmask import masks
+from flashmask.torch import ops
+
+pytestmark = cpu_only("CUDA refuses interval lists")
+
+
+def nearest(place, length, kernel, dilation):
+    """The `kernel` places of a line nearest to `place`, of its remainder by `dilation`; of two the one before it."""
+    return sorted(range(place % dilation, length, dilation), key=lambda at: abs(at - place))[:kernel]
+
+
+@pytest.mark.parametrize(
+    "height, width, kernel_height, kernel_width, dilation",
+    [(5, 6, 3, 3, 1), (4, 5, 2, 4, 1), (6, 7, 2, 3, 2), (3, 4, 3, 4, 1), (1, 9, 1, 3, 1), (9, 1, 4, 1, 1)],
+)
+def test_neighborhood_2d(height, width, kernel_height, kernel_width, dilation):
+    mask = masks.neighborhood_2d(height, width, kernel_height, kernel_width, dilation)
+    assert (mask.column_ptr is None) == (1 in (height, width) or (kernel_height, kernel_width) == (height, width))
+    check(
+        mask,
+        height * width,
+        height * width,
+        lambda i, j: (
+            j // width in nearest(i // width, height, kernel_height, dilation)
+            and j % width in nearest(i % width, width, kernel_width, dilation)
+        ),
+    )
+
+
+MASKS = {"neighborhood_2d": lambda: masks.neighborhood_2d(12, 15, 5, 3)}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_attention_is_that_of_the_dense_mask(name):
+    mask = MASKS[name]()
+    assert mask.column_ptr is not None
+    generator = torch.Generator().manual_seed(0)
+    leaves = [torch.randn(1, 2, mask.seqlen_q, 16, generator=generator).requires_grad_() for _ in range(3)]
+    dout = torch.randn(leaves[0].shape, generator=generator, dtype=torch.float64)
+
+    def results(attend):
+        out, lse = attend(*leaves)
+        return (out, lse, *torch.autograd.grad(dense_reference.loss_of(out, lse, dout, lse.detach() * 0), leaves))
+
+    def own(*tensors):
+        out, lse = ops.attention(*(x.transpose(1, 2) for x in tensors), mask)
+        return out.transpose(1, 2), lse
+
+    want = results(lambda *x: dense_reference.attention(*x, mask.to_dense()))
+    for name, x, y in zip(dense_reference.NAMES, results(own), want):
+        dense_reference.assert_close(x, y, name)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_of_another_device_are_built_on_the_host(name):
+    with torch.device("meta"):
+        assert MASKS[name]().column_ptr.is_meta
+
+
+@pytest.mark.parametrize(
+    "build, words",
+    [
+        (lambda: masks.neighborhood_2d(3, 4, 4, 1), "kernel_height is 4 and dilation 1; .* fit in height, 3"),
+        (lambda: masks.neighborhood_2d(3, 4, 0, 1), "kernel_height is 0; it must be at least 1"),
+        (lambda: masks.neighborhood_2d(3, -4, 1, 1), "width is -4"),
+    ],
+)
+def test_wrong_arguments_are_named(build, words):
+    with pytest.raises(ValueError, match=words):
+        build()
