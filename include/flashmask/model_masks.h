@@ -107,4 +107,10 @@ FLASHMASK_API OrderedMask dilated_window(int64_t seqlen, int64_t window, int64_t
 FLASHMASK_API Mask neighborhood_2d(int64_t height, int64_t width, int64_t kernel_height, int64_t kernel_width,
                                    int64_t dilation = 1);
 
+/// Dilated sliding windows (Longformer, arXiv:2004.05150) in the order of the text: i - j is a multiple of `dilation`
+/// and |i - j| < window * dilation, so that a row sees up to `window` keys to either side, its own included; with
+/// `causal` also j <= i, which is dilated_window without its order. Shape: square, seqlen. window >= 1, or -1 for all;
+/// dilation >= 1. kInvalidArgument otherwise.
+FLASHMASK_API Mask dilated(int64_t seqlen, int64_t window, int64_t dilation, bool causal = false);
+
 }  // namespace flashmask::masks

@@ -42,6 +42,7 @@ __all__ = [
     "concatenate",
     "crop",
     "dflash",
+    "dilated",
     "dilated_window",
     "document",
     "draft_tree",
@@ -75,6 +76,7 @@ causal_blockwise = _builders.causal_blockwise
 causal_document = _builders.causal_document
 causal_with_blocks = _builders.causal_with_blocks
 dflash = _builders.dflash
+dilated = _builders.dilated
 dilated_window = _builders.dilated_window
 document = _builders.document
 eagle3_ttt = _builders.eagle3_ttt

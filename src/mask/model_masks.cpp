@@ -122,5 +122,10 @@ Mask neighborhood_2d(int64_t height, int64_t width, int64_t kernel_height, int64
                                         of("kernel_width", kernel_width), of("dilation", dilation)});
 }
 
+Mask dilated(int64_t seqlen, int64_t window, int64_t dilation, bool causal) {
+  return build_mask("dilated", {of("seqlen", seqlen), of("window", window), of("dilation", dilation),
+                                of("causal", static_cast<int64_t>(causal))});
+}
+
 }  // namespace masks
 }  // namespace flashmask

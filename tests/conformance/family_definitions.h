@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <numeric>
 #include <sstream>
@@ -236,6 +237,12 @@ inline Predicate family_definition(const std::string& family, const FamilyParame
     return [=](int64_t row, int64_t key) {
       const int64_t back = token[static_cast<std::size_t>(row)] - token[static_cast<std::size_t>(key)];
       return back >= 0 && back % dilation == 0 && (window == -1 || back < window * dilation);
+    };
+  }
+  if (family == "dilated") {
+    return [window = one("window"), dilation = one("dilation"), causal = one("causal") != 0](int64_t i, int64_t j) {
+      const int64_t apart = std::abs(i - j);
+      return apart % dilation == 0 && (window == -1 || apart / dilation < window) && (!causal || j <= i);
     };
   }
   if (family == "neighborhood_2d" && seqlen > 0) {

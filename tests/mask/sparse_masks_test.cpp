@@ -63,5 +63,48 @@ TEST(SparseMasks, Neighborhood2dRefuses) {
                  [] { masks::neighborhood_2d(65536, 32768, 1, 1); });
 }
 
+TEST(SparseMasks, Dilated) {
+  int64_t lists = 0;
+  at_all_sizes([&](Random& random, int64_t size) {
+    const int64_t window = random.integer(0, 3) == 0 ? -1 : random.integer(1, size + 2);
+    const int64_t dilation = random.integer(1, std::min<int64_t>(size + 1, 9));
+    const bool causal = random.flip();
+    const Mask mask = masks::dilated(size, window, dilation, causal);
+    lists += mask.has_interval_lists();
+    expect_predicate(mask, size, size, "dilated", [&](int64_t i, int64_t j) {
+      if (causal && j > i) return false;
+      for (int64_t n = 0; window == -1 ? n <= size : n < window; ++n) {
+        if (j == i - n * dilation || j == i + n * dilation) return true;
+      }
+      return false;
+    });
+  });
+  EXPECT_GT(lists, 30);
+}
+
+TEST(SparseMasks, DilatedByOneIsAWindow) {
+  EXPECT_EQ(to_dense(masks::dilated(50, 7, 1, true)), to_dense(masks::sliding_window(50, 50, 6, 0)));
+  EXPECT_FALSE(masks::dilated(50, 7, 1).has_interval_lists());
+  EXPECT_EQ(masks::dilated(50, -1, 1).view().content_hash, masks::full(50, 50).view().content_hash);
+}
+
+TEST(SparseMasks, DilatedAndReorderedIsTheDilatedWindow) {
+  const OrderedMask ordered = masks::dilated_window(53, 4, 5);
+  const std::vector<uint8_t> visible = to_dense(masks::dilated(53, 4, 5, true)), moved = to_dense(ordered.mask);
+  for (std::size_t i = 0; i < 53; ++i) {
+    for (std::size_t j = 0; j < 53; ++j) {
+      const auto row = static_cast<std::size_t>(ordered.order[i]), key = static_cast<std::size_t>(ordered.order[j]);
+      ASSERT_EQ(moved[53 * i + j], visible[53 * row + key]) << i << " " << j;
+    }
+  }
+}
+
+TEST(SparseMasks, DilatedRefuses) {
+  expect_invalid({"seqlen is -1", "at least 0"}, [] { masks::dilated(-1, 1, 1); });
+  expect_invalid({"window is 0", "at least 1, or -1 for all"}, [] { masks::dilated(9, 0, 1); });
+  expect_invalid({"dilation is 0", "at least 1"}, [] { masks::dilated(9, 1, 0); });
+  EXPECT_EQ(to_dense(masks::dilated(9, INT64_MAX, INT64_MAX)), to_dense(masks::sliding_window(9, 9, 0, 0)));
+}
+
 }  // namespace
 }  // namespace flashmask::test

@@ -35,7 +35,21 @@ def test_neighborhood_2d(height, width, kernel_height, kernel_width, dilation):
     )
 
 
-MASKS = {"neighborhood_2d": lambda: masks.neighborhood_2d(12, 15, 5, 3)}
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window, dilation", [(1, 1), (3, 1), (3, 2), (2, 5), (-1, 3), (2, 100)])
+def test_dilated(window, dilation, causal):
+    mask = masks.dilated(23, window, dilation, causal)
+    assert (mask.column_ptr is None) == (dilation == 1 or dilation > 23)
+
+    def rule(i, j):
+        return (
+            abs(i - j) % dilation == 0 and (window == -1 or abs(i - j) < window * dilation) and (j <= i or not causal)
+        )
+
+    check(mask, 23, 23, rule)
+
+
+MASKS = {"dilated": lambda: masks.dilated(130, 5, 7), "neighborhood_2d": lambda: masks.neighborhood_2d(12, 15, 5, 3)}
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -70,6 +84,8 @@ def test_masks_of_another_device_are_built_on_the_host(name):
     [
         (lambda: masks.neighborhood_2d(3, 4, 4, 1), "kernel_height is 4 and dilation 1; .* fit in height, 3"),
         (lambda: masks.neighborhood_2d(3, 4, 0, 1), "kernel_height is 0; it must be at least 1"),
+        (lambda: masks.dilated(9, 0, 1), "window is 0; it must be at least 1, or -1"),
+        (lambda: masks.dilated(9, 1, -3), "dilation is -3; it must be at least 1"),
         (lambda: masks.neighborhood_2d(3, -4, 1, 1), "width is -4"),
     ],
 )

@@ -391,6 +391,10 @@ constexpr FamilyParameter kPasses[] = {
     {"lengths", "lengths of the documents, adding up to seqlen / steps; one of all"}};
 constexpr FamilyParameter kDilated[] = {{"window", "keys that a row sees, its own included, -1 all; seqlen / 16"},
                                         {"dilation", "distance between neighbouring keys of a window; 4"}};
+constexpr FamilyParameter kEitherSide[] = {
+    {"window", "keys to either side that a row sees, its own included, -1 all; seqlen / 16, at most 16"},
+    {"dilation", "distance between neighbouring keys of a window; 4"},
+    {"causal", "1: only keys up to the row's own; 0"}};
 constexpr FamilyParameter kGrid[] = {
     {"height", "rows of the grid, dividing seqlen; the largest divisor up to its square root"},
     {"kernel_height", "rows of a neighbourhood; 5, or what fits"},
@@ -514,6 +518,17 @@ constexpr Entry kTable[] = {
       kGrid},
      neighborhood_2d,
      draw_neighborhood_2d},
+    {{"dilated", "i and j of equal remainder by dilation, and |i - j| < window x dilation, and j <= i if causal",
+      kEitherSide},
+     [](Reader& r) {
+       return masks::dilated(r.seqlen, r.integer("window", std::clamp<int64_t>(r.seqlen / 16, 1, 16)),
+                             r.integer("dilation", 4), r.integer("causal", 0) != 0);
+     },
+     [](Draw& d) -> FamilyParameters {
+       return {{"window", d.window_of(d.length / 4)},
+               {"dilation", std::to_string(d.own.integer(1, 9))},
+               {"causal", d.own.flip() ? "1" : "0"}};
+     }},
 };
 
 }  // namespace

@@ -646,6 +646,21 @@ class Builders(Generic[AnyMask, AnyArray]):
         keys = given.length("height", height) * given.length("width", width)
         return given.build("neighborhood_2d", keys=keys)[0]
 
+    def dilated(
+        self, seqlen: int, window: int, dilation: int, causal: bool = False, *, device: object = None
+    ) -> AnyMask:
+        """Every dilation-th key around the row, up to `window` to either side, its own included, in the text's order.
+
+        Longformer (arXiv:2004.05150): i - j is a multiple of `dilation` and |i - j| < window * dilation, and j <= i if
+        `causal`, as in `dilated_window`, which reorders tokens and so fits two intervals. window: an int of at least 1,
+        or -1 for all keys. dilation: an int of at least 1.
+
+        Interval lists, unless a column has at most two hidden runs; on CPUs.
+        """
+        numbers = {"window": _count("window", window), "dilation": _count("dilation", dilation)}
+        given = self._given(device, **numbers, causal=int(arguments.flag("causal", causal)))
+        return given.build("dilated", keys=given.length("seqlen", seqlen))[0]
+
 
 def _count(name: str, value: Any) -> int:
     """A number of tokens or blocks, which the library checks; one that is more than any sequence has means all."""

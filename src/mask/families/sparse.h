@@ -68,6 +68,25 @@ struct Neighborhood2d : OfLists<Neighborhood2d> {
   }
 };
 
-using Sparse = FamilyList<Neighborhood2d>;
+struct Dilated : OfLists<Dilated> {
+  static constexpr Declared kParameters[] = {
+      kSeqlen,
+      kWindow,
+      {"dilation", Kind::kNumber, "distance between neighbouring keys of a window", 1},
+      {"causal", Kind::kFlag, "1: only keys up to the row's own"}};
+  static constexpr Family kFamily{.name = "dilated", .parameters = kParameters, .form = {.has_lists = true}};
+
+  template <typename Run>
+  static auto visible_rows(Run&, const Arguments& a) {
+    return [seqlen = a.seqlen, reach = reach_of(a), dilation = smaller(a.number("dilation"), kMaxSeqlen),
+            causal = a.number("causal") != 0](const Lead&, int64_t j, const auto& see) {
+      const int64_t before = causal ? 0 : smaller(reach - 1, j / dilation);
+      const int64_t after = smaller(reach - 1, (seqlen - 1 - j) / dilation);
+      for (int64_t n = -before; n <= after; ++n) see(j + n * dilation, j + n * dilation + 1);
+    };
+  }
+};
+
+using Sparse = FamilyList<Neighborhood2d, Dilated>;
 
 }  // namespace flashmask::build
