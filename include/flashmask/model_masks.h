@@ -113,4 +113,13 @@ FLASHMASK_API Mask neighborhood_2d(int64_t height, int64_t width, int64_t kernel
 /// dilation >= 1. kInvalidArgument otherwise.
 FLASHMASK_API Mask dilated(int64_t seqlen, int64_t window, int64_t dilation, bool causal = false);
 
+/// BigBird (arXiv:2007.14062, section 2), in blocks of `block` tokens, of which the last may be shorter. A row of block
+/// b sees the keys of block c if b or c is among the first `global_blocks`, or |b - c| <= window, or b drew c: each
+/// block after the global ones draws `random_blocks` different blocks, or all, of those that it does not see anyway.
+/// One seed, the same blocks everywhere. Shape: square, seqlen. block >= 1; global_blocks, window and
+/// random_blocks >= 0. kInvalidArgument otherwise. global_sliding_window is the mask without the random part, by
+/// tokens.
+FLASHMASK_API Mask bigbird(int64_t seqlen, int64_t block, int64_t global_blocks, int64_t window, int64_t random_blocks,
+                           uint64_t seed = 0);
+
 }  // namespace flashmask::masks

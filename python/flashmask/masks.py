@@ -33,6 +33,7 @@ from .torch.mask_composition import concatenate, crop, intersect
 
 __all__ = [
     "attention_sink_window",
+    "bigbird",
     "block_causal",
     "block_diffusion",
     "causal",
@@ -69,6 +70,7 @@ __all__ = [
 
 _builders = Builders[Mask, torch.Tensor](mask_builders)
 attention_sink_window = _builders.attention_sink_window
+bigbird = _builders.bigbird
 block_causal = _builders.block_causal
 block_diffusion = _builders.block_diffusion
 causal = _builders.causal

@@ -127,5 +127,12 @@ Mask dilated(int64_t seqlen, int64_t window, int64_t dilation, bool causal) {
                                 of("causal", static_cast<int64_t>(causal))});
 }
 
+Mask bigbird(int64_t seqlen, int64_t block, int64_t global_blocks, int64_t window, int64_t random_blocks,
+             uint64_t seed) {
+  return build_mask("bigbird",
+                    {of("seqlen", seqlen), of("block", block), of("global_blocks", global_blocks), of("window", window),
+                     of("random_blocks", random_blocks), of("seed", static_cast<int64_t>(seed))});
+}
+
 }  // namespace masks
 }  // namespace flashmask

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "common/random.h"
 #include "families/families.h"
 
 namespace flashmask::test {
@@ -157,6 +158,31 @@ inline bool is_neighbour(int64_t place, int64_t key, int64_t length, int64_t ker
   return key >= begin && key <= begin + (kernel - 1) * dilation && (key - begin) % dilation == 0;
 }
 
+inline Predicate bigbird_definition(const FamilyParameters& p, int64_t seqlen) {
+  const auto one = [&](const std::string& name) { return numbers(p, name).at(0); };
+  const int64_t block = one("block"), blocks = (seqlen + block - 1) / block, global = one("global_blocks");
+  std::vector<std::vector<bool>> sees;
+  Random random(static_cast<uint64_t>(one("seed")));
+  for (int64_t b = 0; b < blocks; ++b) {
+    std::vector<bool> seen;
+    std::vector<std::size_t> others;
+    for (int64_t c = 0; c < blocks; ++c) {
+      seen.push_back(b < global || c < global || std::abs(b - c) <= one("window"));
+      if (!seen.back()) others.push_back(static_cast<std::size_t>(c));
+    }
+    // Floyd's draw, by the blocks' places among the others.
+    const auto count = std::ssize(others);
+    for (int64_t last = std::max<int64_t>(count - one("random_blocks"), 0); last < count; ++last) {
+      const auto drawn = others[static_cast<std::size_t>(random.integer(0, last))];
+      seen[seen[drawn] ? others[static_cast<std::size_t>(last)] : drawn] = true;
+    }
+    sees.push_back(seen);
+  }
+  return [sees, block](int64_t i, int64_t j) {
+    return sees[static_cast<std::size_t>(i / block)][static_cast<std::size_t>(j / block)];
+  };
+}
+
 /// The definition of `family` of these parameters at a length; empty for one whose draw its parameters do not tell.
 inline Predicate family_definition(const std::string& family, const FamilyParameters& p, int64_t seqlen) {
   const auto one = [&](const std::string& name) { return numbers(p, name).at(0); };
@@ -239,6 +265,7 @@ inline Predicate family_definition(const std::string& family, const FamilyParame
       return back >= 0 && back % dilation == 0 && (window == -1 || back < window * dilation);
     };
   }
+  if (family == "bigbird") return bigbird_definition(p, seqlen);
   if (family == "dilated") {
     return [window = one("window"), dilation = one("dilation"), causal = one("causal") != 0](int64_t i, int64_t j) {
       const int64_t apart = std::abs(i - j);

@@ -106,5 +106,64 @@ TEST(SparseMasks, DilatedRefuses) {
   EXPECT_EQ(to_dense(masks::dilated(9, INT64_MAX, INT64_MAX)), to_dense(masks::sliding_window(9, 9, 0, 0)));
 }
 
+TEST(SparseMasks, BigBird) {
+  int64_t lists = 0;
+  at_all_sizes([&](Random& random, int64_t size) {
+    const int64_t block = random.integer(1, std::max<int64_t>(size / 6, 1)), blocks = (size + block - 1) / block;
+    const int64_t global = random.integer(0, 2), window = random.integer(0, 2), count = random.integer(0, 4);
+    const Mask mask = masks::bigbird(size, block, global, window, count, static_cast<uint64_t>(size));
+    lists += mask.has_interval_lists();
+    const std::vector<uint8_t> visible = to_dense(mask);
+    const auto sees = [&](int64_t i, int64_t j) { return visible[static_cast<std::size_t>(i * size + j)] != 0; };
+    // Random blocks are known by their number alone.
+    for (int64_t b = 0; b < blocks; ++b) {
+      int64_t others = 0, drawn = 0;
+      for (int64_t c = 0; c < blocks; ++c) {
+        const bool seen = sees(b * block, c * block);
+        if (b < global || c < global || std::abs(b - c) <= window) {
+          ASSERT_TRUE(seen) << b << " " << c;
+        } else {
+          ++others;
+          drawn += seen;
+        }
+      }
+      ASSERT_EQ(drawn, std::min(count, others)) << "block " << b;
+    }
+    expect_predicate(mask, size, size, "bigbird",
+                     [&](int64_t i, int64_t j) { return sees(i / block * block, j / block * block); });
+  });
+  EXPECT_GT(lists, 30);
+}
+
+TEST(SparseMasks, BigBirdDrawsBySeed) {
+  const auto hash = [](uint64_t seed) { return masks::bigbird(96, 4, 1, 1, 3, seed).view().content_hash; };
+  EXPECT_EQ(hash(7), hash(7));
+  EXPECT_NE(hash(7), hash(8));
+  std::vector<int64_t> counts(24);  // how often the last block of rows draws each block
+  for (uint64_t seed = 0; seed < 400; ++seed) {
+    const std::vector<uint8_t> visible = to_dense(masks::bigbird(24, 1, 0, 0, 5, seed));
+    for (std::size_t j = 0; j < 24; ++j) counts[j] += visible[23 * 24 + j];
+  }
+  EXPECT_EQ(counts[23], 400);
+  for (std::size_t j = 0; j < 23; ++j) EXPECT_NEAR(static_cast<double>(counts[j]), 400 * 5 / 23., 40) << j;
+}
+
+TEST(SparseMasks, BigBirdAtTheLimits) {
+  const uint64_t all = masks::full(20, 20).view().content_hash;
+  EXPECT_EQ(masks::bigbird(20, 3, INT64_MAX, 0, 0).view().content_hash, all);
+  EXPECT_EQ(masks::bigbird(20, 3, 0, INT64_MAX, 0).view().content_hash, all);
+  EXPECT_EQ(masks::bigbird(20, 3, 0, 0, INT64_MAX).view().content_hash, all);
+  EXPECT_EQ(masks::bigbird(20, INT64_MAX, 0, 0, 0).view().content_hash, all);
+  EXPECT_EQ(masks::bigbird(0, 3, 1, 1, 1).seqlen_q(), 0);
+  EXPECT_EQ(to_dense(masks::bigbird(90, 1, 3, 5, 0)), to_dense(masks::global_sliding_window(90, 3, 5)));
+}
+
+TEST(SparseMasks, BigBirdRefuses) {
+  expect_invalid({"block is 0", "at least 1"}, [] { masks::bigbird(9, 0, 1, 1, 1); });
+  expect_invalid({"global_blocks is -1", "at least 0"}, [] { masks::bigbird(9, 1, -1, 1, 1); });
+  expect_invalid({"window is -1", "at least 0"}, [] { masks::bigbird(9, 1, 1, -1, 1); });
+  expect_invalid({"random_blocks is -2", "at least 0"}, [] { masks::bigbird(9, 1, 1, 1, -2); });
+}
+
 }  // namespace
 }  // namespace flashmask::test

@@ -35,7 +35,7 @@ def check(mask, rows, keys, rule, batch=0, head=0):
 
 
 def from_cpp(family, seqlen, **parameters):
-    """The C++ library's mask as a dense matrix [batch, rows, keys], from its vectors as JSON."""
+    """The C++ library's mask as a dense matrix [batch, rows, keys], from its vectors or lists as JSON."""
     if not COMMAND:
         pytest.skip("FLASHMASK_COMMAND is not set")
     arguments = [
@@ -57,8 +57,15 @@ def from_cpp(family, seqlen, **parameters):
             return False
         return (begin[at] if begin else 0) <= i < (end[at] if end else mask["seqlen_q"])
 
+    def listed(at, i):
+        first, last = mask["column_ptr"][at : at + 2] if "column_ptr" in mask else (0, 0)
+        ends = mask.get("intervals", [])[2 * first : 2 * last]
+        return any(begin <= i < end for begin, end in zip(ends[::2], ends[1::2]))
+
     def visible(b, i, j):
         at = b * keys + j
+        if listed(at + b, i):
+            return False
         in_band = (lo is None or lo <= j - i - offset) and (hi is None or j - i - offset <= hi)
         return in_band and not hidden(("lts", "lte"), None, at, i) and not hidden(("uts", "ute"), None, at, i)
 

@@ -4,7 +4,7 @@
 import dense_reference
 import pytest
 import torch
-from builder_checks import check
+from builder_checks import check, check_cpp
 from devices import cpu_only
 from flashmask import masks
 from flashmask.torch import ops
@@ -49,7 +49,28 @@ def test_dilated(window, dilation, causal):
     check(mask, 23, 23, rule)
 
 
-MASKS = {"dilated": lambda: masks.dilated(130, 5, 7), "neighborhood_2d": lambda: masks.neighborhood_2d(12, 15, 5, 3)}
+@pytest.mark.parametrize("seqlen, block, first, window, count", [(96, 4, 1, 1, 3), (50, 7, 0, 0, 2), (20, 3, 2, 9, 1)])
+def test_bigbird(seqlen, block, first, window, count):
+    mask = masks.bigbird(seqlen, block, first, window, count, seed=3)
+    seen = mask.to_dense()[0, 0, ::block, ::block]  # of blocks
+    row, key = torch.arange(len(seen))[:, None], torch.arange(len(seen))
+    always = (row < first) | (key < first) | ((row - key).abs() <= window)
+    assert bool(seen[always].all())
+    assert torch.equal((seen & ~always).sum(1), (~always).sum(1).clamp(max=count))
+    check(mask, seqlen, seqlen, lambda i, j: seen[i // block, j // block])
+    assert torch.equal(mask.to_dense(), masks.bigbird(seqlen, block, first, window, count, 3).to_dense())
+
+
+def test_bigbird_as_in_cpp():
+    mask = masks.bigbird(96, 4, 1, 1, 3, seed=5)
+    check_cpp(mask, "bigbird", 96, block=4, global_blocks=1, window=1, random_blocks=3, seed=5)
+
+
+MASKS = {
+    "bigbird": lambda: masks.bigbird(150, 10, 1, 1, 2),
+    "dilated": lambda: masks.dilated(130, 5, 7),
+    "neighborhood_2d": lambda: masks.neighborhood_2d(12, 15, 5, 3),
+}
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -84,6 +105,8 @@ def test_masks_of_another_device_are_built_on_the_host(name):
     [
         (lambda: masks.neighborhood_2d(3, 4, 4, 1), "kernel_height is 4 and dilation 1; .* fit in height, 3"),
         (lambda: masks.neighborhood_2d(3, 4, 0, 1), "kernel_height is 0; it must be at least 1"),
+        (lambda: masks.bigbird(9, 0, 1, 1, 1), "block is 0; it must be at least 1"),
+        (lambda: masks.bigbird(9, 2, 1, -1, 1), "window is -1; it must be at least 0"),
         (lambda: masks.dilated(9, 0, 1), "window is 0; it must be at least 1, or -1"),
         (lambda: masks.dilated(9, 1, -3), "dilation is -3; it must be at least 1"),
         (lambda: masks.neighborhood_2d(3, -4, 1, 1), "width is -4"),

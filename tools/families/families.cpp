@@ -391,6 +391,11 @@ constexpr FamilyParameter kPasses[] = {
     {"lengths", "lengths of the documents, adding up to seqlen / steps; one of all"}};
 constexpr FamilyParameter kDilated[] = {{"window", "keys that a row sees, its own included, -1 all; seqlen / 16"},
                                         {"dilation", "distance between neighbouring keys of a window; 4"}};
+constexpr FamilyParameter kRandomBlocks[] = {{"block", "tokens of a block; seqlen / 16"},
+                                             {"global_blocks", "first blocks, which see and are seen by all; 1"},
+                                             {"window", "blocks to either side that a block sees; 1"},
+                                             {"random_blocks", "further blocks that a block sees; 2"},
+                                             {"seed", "of the random blocks; a drawn one"}};
 constexpr FamilyParameter kEitherSide[] = {
     {"window", "keys to either side that a row sees, its own included, -1 all; seqlen / 16, at most 16"},
     {"dilation", "distance between neighbouring keys of a window; 4"},
@@ -528,6 +533,22 @@ constexpr Entry kTable[] = {
        return {{"window", d.window_of(d.length / 4)},
                {"dilation", std::to_string(d.own.integer(1, 9))},
                {"causal", d.own.flip() ? "1" : "0"}};
+     }},
+    {{"bigbird",
+      "i or j in the first global_blocks blocks, or their blocks at most window apart, or j's block among the "
+      "random_blocks that i's block drew of those that it does not see anyway",
+      kRandomBlocks},
+     [](Reader& r) {
+       return masks::bigbird(r.seqlen, r.integer("block", std::max<int64_t>(r.seqlen / 16, 1)),
+                             r.integer("global_blocks", 1), r.integer("window", 1), r.integer("random_blocks", 2),
+                             static_cast<uint64_t>(r.integer("seed", r.random.integer(0, INT64_MAX))));
+     },
+     [](Draw& d) -> FamilyParameters {
+       return {{"block", std::to_string(d.own.integer(1, std::max<int64_t>(d.length / 3, 1)))},
+               {"global_blocks", d.up_to(2)},
+               {"window", d.up_to(3)},
+               {"random_blocks", d.up_to(4)},
+               {"seed", std::to_string(d.own.integer(0, INT64_MAX))}};
      }},
 };
 

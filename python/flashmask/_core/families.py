@@ -325,7 +325,7 @@ class Builders(Generic[AnyMask, AnyArray]):
     def global_sliding_window(self, seqlen: int, global_tokens: int, window: int, *, device: object = None) -> AnyMask:
         """i < global_tokens, or j < global_tokens, or |i - j| <= window.
 
-        BigBird without its random part (arXiv:2007.14062).
+        `bigbird` without its random part (arXiv:2007.14062).
         """
         given = self._given(
             device, global_tokens=_count("global_tokens", global_tokens), window=_count("window", window)
@@ -660,6 +660,31 @@ class Builders(Generic[AnyMask, AnyArray]):
         numbers = {"window": _count("window", window), "dilation": _count("dilation", dilation)}
         given = self._given(device, **numbers, causal=int(arguments.flag("causal", causal)))
         return given.build("dilated", keys=given.length("seqlen", seqlen))[0]
+
+    def bigbird(
+        self,
+        seqlen: int,
+        block: int,
+        global_blocks: int,
+        window: int,
+        random_blocks: int,
+        seed: int = 0,
+        *,
+        device: object = None,
+    ) -> AnyMask:
+        """BigBird (arXiv:2007.14062) in blocks of `block` tokens: global, sliding and random blocks.
+
+        A row of block b sees the keys of block c if b or c is among the first `global_blocks`, or |b - c| <= window, or
+        b drew c: each block after the global ones draws `random_blocks` different blocks, or all, of those that it does
+        not see anyway. The same seed draws the same blocks as everywhere in the library. global_sliding_window is the
+        mask without the random part, by tokens.
+
+        Interval lists, unless a column has at most two hidden runs; on CPUs.
+        """
+        numbers = {"block": block, "global_blocks": global_blocks, "window": window, "random_blocks": random_blocks}
+        counts = {name: _count(name, value) for name, value in numbers.items()}
+        given = self._given(device, **counts, seed=arguments.integer("seed", seed, -(2**63), 2**63 - 1))
+        return given.build("bigbird", keys=given.length("seqlen", seqlen))[0]
 
 
 def _count(name: str, value: Any) -> int:

@@ -3,7 +3,11 @@
 
 // Masks whose keys are seen by rows in many places.
 
+#include <unordered_set>
+#include <vector>
+
 #include "common/message.h"
+#include "common/random.h"
 #include "mask/families/lists.h"
 
 namespace flashmask::build {
@@ -87,6 +91,55 @@ struct Dilated : OfLists<Dilated> {
   }
 };
 
-using Sparse = FamilyList<Neighborhood2d, Dilated>;
+struct BigBird : OfLists<BigBird> {
+  static constexpr Declared kParameters[] = {
+      kSeqlen,
+      {"block", Kind::kNumber, "tokens of a block", 1},
+      {"global_blocks", Kind::kNumber, "first blocks, which see and are seen by all", 0},
+      {"window", Kind::kNumber, "blocks to either side that a block sees", 0},
+      {"random_blocks", Kind::kNumber, "further blocks that a block sees", 0},
+      {.name = "seed", .kind = Kind::kNumber, .doc = "of the random blocks", .otherwise = 0}};
+  static constexpr Family kFamily{.name = "bigbird", .parameters = kParameters, .form = {.has_lists = true}};
+
+  template <typename Run>
+  static auto visible_rows(Run&, const Arguments& a) {
+    const int64_t block = smaller(a.number("block"), larger(a.seqlen, 1)), blocks = (a.seqlen + block - 1) / block;
+    const int64_t global = smaller(a.number("global_blocks"), blocks), window = smaller(a.number("window"), blocks);
+    return [=, drawn_by = draw(a, blocks, global, window)](const Lead&, int64_t j, const auto& see) {
+      const int64_t own = j / block;
+      see(0, (own < global ? blocks : global) * block);
+      see((own - window) * block, (own + window + 1) * block);
+      for (const int64_t of_rows : drawn_by[static_cast<std::size_t>(own)]) see(of_rows * block, (of_rows + 1) * block);
+    };
+  }
+
+ private:
+  using Drawn = std::vector<std::vector<int64_t>>;
+
+  /// For each block of keys the blocks of rows that drew it, among those that they do not see anyway.
+  static Drawn draw(const Arguments& a, int64_t blocks, int64_t global, int64_t window) {
+    Drawn drawn_by(static_cast<std::size_t>(blocks));
+    Random random(static_cast<uint64_t>(a.number("seed")));
+    for (int64_t rows = global; rows < blocks; ++rows) {
+      const int64_t near = larger(rows - window, global), near_count = smaller(rows + window + 1, blocks) - near;
+      for (const int64_t n : sample(random, blocks - global - near_count, a.number("random_blocks"))) {
+        const int64_t keys = global + n < near ? global + n : global + n + near_count;
+        drawn_by[static_cast<std::size_t>(keys)].push_back(rows);
+      }
+    }
+    return drawn_by;
+  }
+
+  /// `size` different numbers below `count`, all if there are no more (R. Floyd, "A sample of brilliance", 1987).
+  static std::unordered_set<int64_t> sample(Random& random, int64_t count, int64_t size) {
+    std::unordered_set<int64_t> drawn;
+    for (int64_t last = larger(count - size, 0); last < count; ++last) {
+      if (!drawn.insert(random.integer(0, last)).second) drawn.insert(last);
+    }
+    return drawn;
+  }
+};
+
+using Sparse = FamilyList<Neighborhood2d, Dilated, BigBird>;
 
 }  // namespace flashmask::build
