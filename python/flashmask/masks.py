@@ -24,6 +24,7 @@ from __future__ import annotations
 import torch
 
 from ._core import arguments
+from ._core.docstrings import composed
 from ._core.families import Builders
 from .torch import mask_builders, mask_forms
 from .torch.annotations import Device
@@ -153,18 +154,12 @@ def from_startend(
     )
 
 
+@composed
 def from_dense(visible: torch.Tensor) -> Mask:
-    """The mask of a dense matrix, exactly: row i sees key j where it is nonzero.
-
-    bool or uint8 [seqlen_q, seqlen_k] or [batch, heads, seqlen_q, seqlen_k]. Reads the matrix, so on a GPU it waits for
-    it, and torch.compile cannot trace it. Bands are tried in the order none, causal, left edge, both, each the tightest
-    that holds; the fewest intervals win. A matrix that needs more than two in some column becomes a mask with interval
-    lists, which CPUs take.
     """
-    is_matrix = isinstance(visible, torch.Tensor) and visible.dtype in (torch.bool, torch.uint8)
-    if not is_matrix or visible.ndim not in (2, 4):
-        raise ValueError(
-            f"visible is {arguments.describe(visible)}; "
-            "it must be bool or uint8, [seqlen_q, seqlen_k] or [batch, heads, seqlen_q, seqlen_k]"
-        )
+    {from_dense}
+
+    Reads the matrix, so on a GPU it waits for it, and torch.compile cannot trace it.
+    """
+    arguments.check_matrix(visible, isinstance(visible, torch.Tensor) and visible.dtype in (torch.bool, torch.uint8))
     return Mask(**mask_forms.from_dense(visible if visible.ndim == 4 else visible[None, None]))

@@ -97,6 +97,15 @@ def check_vector(name: str, x: Any, is_right: bool, kind: str = "integers", shap
         raise ValueError(f"{name} is a single number; it must be {shape}")
 
 
+def check_matrix(visible: Any, is_right: bool) -> None:
+    """ValueError unless it is a dense matrix: of bools or uint8 by `is_right`, in two or four dimensions."""
+    if not is_right or visible.ndim not in (2, 4):
+        raise ValueError(
+            f"visible is {describe(visible)}; "
+            "it must be bool or uint8, [seqlen_q, seqlen_k] or [batch, heads, seqlen_q, seqlen_k]"
+        )
+
+
 def check_state(name: str, x: object, is_right: bool, dtypes: str = "int64") -> None:
     """ValueError unless it is a state of dropout."""
     if not is_right:

@@ -183,6 +183,15 @@ def build_lists(
     return space.fields(), order
 
 
+def from_dense(frontend: HostFrontend, visible: Any) -> dict[str, Any]:
+    """The arguments of the Mask of bools or uint8 in host memory, [(batch, heads,) seqlen_q, seqlen_k]."""
+    visible = visible if visible.ndim == 4 else visible[None, None]
+    described = frontend.array(visible).described("visible")
+    space = MaskSpace(frontend, (visible.shape[0], visible.shape[1], visible.shape[3]))
+    space.write(lambda struct: capi.load().fm_mask_from_dense(C.byref(described), C.byref(struct)))
+    return space.fields()
+
+
 def to_startend(frontend: HostFrontend, mask: Any) -> tuple[Any, bool]:
     """(startend_row_indices, causal) of a mask in host memory: the smallest of the four forms that says the same."""
     fm_mask = mask_of(frontend, mask)

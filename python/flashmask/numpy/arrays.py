@@ -15,7 +15,7 @@ Array: TypeAlias = NDArray[Any]
 class Numpy:
     """The frontend that ctypes_calls and families ask for arrays."""
 
-    has_positions = True
+    has_positions = has_lists = True
 
     @staticmethod
     def empty(shape: Any, dtype: Any, like: Array) -> Array:

@@ -23,7 +23,9 @@ class Mask:
 
     {positions}
 
-    bounds and positions of int32 are borrowed, other bounds converted; a block mask is borrowed.
+    {interval_lists}
+
+    bounds, positions and lists of int32 are borrowed, other bounds converted; a block mask is borrowed.
 
     Raises TypeError or ValueError if an argument is wrong.
     """
@@ -38,6 +40,8 @@ class Mask:
     block_mask: Array | None = None
     q_pos: Array | None = None
     k_pos: Array | None = None
+    column_ptr: Array | None = None
+    intervals: Array | None = None
 
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {
@@ -51,9 +55,9 @@ class Mask:
             checked["bounds"] = _int32("startend_row_indices", self.bounds, checked["seqlen_q"])
         if self.block_mask is not None:
             checked["block_mask"] = np.asarray(self.block_mask)
-        for name in ("q_pos", "k_pos"):
-            if (positions := getattr(self, name)) is not None:
-                checked[name] = np.asarray(positions)
+        for name in ("q_pos", "k_pos", "column_ptr", "intervals"):
+            if (values := getattr(self, name)) is not None:
+                checked[name] = np.asarray(values)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
         capi.check(capi.load().fm_plan_bytes(C.byref(ctypes_calls.mask_of(Numpy, self)), C.byref(C.c_size_t())))
@@ -61,12 +65,12 @@ class Mask:
     @property
     def batch(self) -> int:
         """Batch entries of the mask: 1 (for all of the call's), or as many as the call has."""
-        return self._wider(0, "bounds", "block_mask", "q_pos", "k_pos")
+        return self._wider(0, "bounds", "block_mask", "q_pos", "k_pos", "column_ptr")
 
     @property
     def heads(self) -> int:
         """Heads of the mask: 1 (for all of the call's), heads_kv or heads_q; the larger if its arrays have both."""
-        return self._wider(1, "bounds", "block_mask")
+        return self._wider(1, "bounds", "block_mask", "column_ptr")
 
     def _wider(self, dim: int, *names: str) -> int:
         return max((x.shape[dim] for name in names if (x := getattr(self, name)) is not None), default=1)

@@ -40,10 +40,7 @@ class Mask:
 
     {positions}
 
-    column_ptr, intervals: int32 [batch or 1, heads or 1, seqlen_k + 1] and [n, 2], both or neither, in place of bounds:
-    any number of hidden row intervals per column. Column j is hidden from the rows begin <= i < end of intervals
-    column_ptr[j] up to, but not including, column_ptr[j + 1], which count over all batch entries and heads. Intervals
-    may be empty, overlap and come in any order. In host memory alone: CUDA refuses them (UnsupportedError).
+    {interval_lists}
 
     Tensors that have to be converted or made contiguous are copied, others are borrowed: they must not change in place
     once plan() was called, and later calls raise if they did.
