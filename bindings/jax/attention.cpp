@@ -21,7 +21,7 @@ namespace {
 /// Attributes of a call beside its arrays, as in fm_mask and fm_options.
 struct Attributes {
   int64_t mask_flags, q_offset, window_left, window_right;
-  bool has_bounds, has_block_mask, has_dropout_state, has_plan, has_dlse;
+  bool has_bounds, has_block_mask, has_lists, has_dropout_state, has_plan, has_dlse;
   int64_t flags;
   double softmax_scale;
   std::string_view backend;
@@ -31,7 +31,7 @@ struct Attributes {
 /// Attributes of a mask beside its arrays, with the lengths that no q and k give.
 struct PlanAttributes {
   int64_t seqlen_q, seqlen_k, mask_flags, q_offset, window_left, window_right;
-  bool has_bounds, has_block_mask;
+  bool has_bounds, has_block_mask, has_lists;
 };
 
 /// The arrays of a call in their order; its attributes say which are missing.
@@ -62,6 +62,8 @@ fm_mask mask_of(const Attrs& attributes, int64_t seqlen_q, int64_t seqlen_k, Arr
   mask.window_right = attributes.window_right;
   mask.bounds = arrays.next(attributes.has_bounds);
   mask.block_mask = arrays.next(attributes.has_block_mask);
+  mask.column_ptr = arrays.next(attributes.has_lists);
+  mask.intervals = arrays.next(attributes.has_lists);
   return mask;
 }
 
@@ -100,8 +102,8 @@ ffi::Error build_plan(const fm_mask& mask, const ffi::AnyBuffer& plan, const Pla
   return error_of(fm_plan_build(&mask, plan.untyped_data(), plan.size_bytes(), &options));
 }
 
-/// Arguments: q, k, v, then bounds, block_mask, dropout_state and features' tensors if present. `rest` begins with the
-/// plan, if the call is to leave one.
+/// Arguments: q, k, v, then bounds, block_mask, column_ptr, intervals, dropout_state and features' tensors if present.
+/// `rest` begins with the plan, if the call is to leave one.
 ffi::Error forward(const Place& place, const Attributes& attributes, ffi::RemainingArgs arguments,
                    const ffi::AnyBuffer& out, const ffi::AnyBuffer& lse, const ffi::RemainingRets& rest) {
   Arrays arrays(arguments);
@@ -130,8 +132,8 @@ struct Gradients {
   fm_tensor dq, dk, dv, dsink;
 };
 
-/// Arguments: q, k, v, out, lse, dout, then dlse, bounds, block_mask, dropout_state, features' tensors and the
-/// forward's plan if present.
+/// Arguments: q, k, v, out, lse, dout, then dlse, bounds, block_mask, column_ptr, intervals, dropout_state, features'
+/// tensors and the forward's plan if present.
 ffi::Error backward(const Place& place, const Attributes& attributes, ffi::RemainingArgs arguments,
                     const Gradients& gradients) {
   Arrays arrays(arguments);
@@ -189,7 +191,7 @@ ffi::Error backward_cuda(int32_t ordinal, void* stream, Attributes attributes, f
   return place ? backward(*place, attributes, arguments, gradients_of(attributes, dq, dk, dv, rest)) : place.error();
 }
 
-/// Arguments: bounds and block_mask if present.
+/// Arguments: bounds, block_mask, column_ptr and intervals if present.
 ffi::Error plan_of(const PlanAttributes& attributes, ffi::RemainingArgs arguments, const ffi::AnyBuffer& plan,
                    const Place& place) {
   Arrays arrays(arguments);
@@ -223,7 +225,7 @@ auto on_cuda() {
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(Attributes, ffi::StructMember<int64_t>("mask_flags"),
                                       ffi::StructMember<int64_t>("q_offset"), ffi::StructMember<int64_t>("window_left"),
                                       ffi::StructMember<int64_t>("window_right"), ffi::StructMember<bool>("has_bounds"),
-                                      ffi::StructMember<bool>("has_block_mask"),
+                                      ffi::StructMember<bool>("has_block_mask"), ffi::StructMember<bool>("has_lists"),
                                       ffi::StructMember<bool>("has_dropout_state"), ffi::StructMember<bool>("has_plan"),
                                       ffi::StructMember<bool>("has_dlse"), ffi::StructMember<int64_t>("flags"),
                                       ffi::StructMember<double>("softmax_scale"),
@@ -234,7 +236,7 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(PlanAttributes, ffi::StructMember<int64_t>
                                       ffi::StructMember<int64_t>("seqlen_k"), ffi::StructMember<int64_t>("mask_flags"),
                                       ffi::StructMember<int64_t>("q_offset"), ffi::StructMember<int64_t>("window_left"),
                                       ffi::StructMember<int64_t>("window_right"), ffi::StructMember<bool>("has_bounds"),
-                                      ffi::StructMember<bool>("has_block_mask"));
+                                      ffi::StructMember<bool>("has_block_mask"), ffi::StructMember<bool>("has_lists"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(flashmask_forward_cpu, forward_cpu,
                               on_host().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().RemainingRets());

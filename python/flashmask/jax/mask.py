@@ -15,7 +15,9 @@ from .._core import arguments, capi
 from .._core.annotations import Window
 from .._core.docstrings import composed
 
-_FIELDS = ("seqlen_q", "seqlen_k", "bounds", "causal", "window", "q_offset", "block_mask")
+_LEAVES = ("bounds", "block_mask", "column_ptr", "intervals")
+_STATIC = ("seqlen_q", "seqlen_k", "causal", "window", "q_offset")
+_FIELDS = ("seqlen_q", "seqlen_k", "bounds", "causal", "window", "q_offset", "block_mask", "column_ptr", "intervals")
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -26,7 +28,9 @@ class Mask:
 
     jax.nn's is_causal is causal=True and q_offset=0.
 
-    bounds and block_mask are the leaves of a pytree, and may be traced; the rest is static. So a jitted function that
+    {interval_lists}
+
+    The arrays are the leaves of a pytree, and may be traced; the rest is static. So a jitted function that
     takes a mask is traced once for masks of the same lengths.
 
     Raises TypeError or ValueError if an argument is wrong; the shapes of the arrays are checked by the call that uses
@@ -40,6 +44,8 @@ class Mask:
     window: tuple[int, int] | None
     q_offset: int | None
     block_mask: jax.Array | None
+    column_ptr: jax.Array | None
+    intervals: jax.Array | None
 
     def __init__(
         self,
@@ -51,6 +57,8 @@ class Mask:
         window: Window = None,
         q_offset: int | None = None,
         block_mask: Any = None,
+        column_ptr: Any = None,
+        intervals: Any = None,
     ) -> None:
         seqlen_q = arguments.length("seqlen_q", seqlen_q)
         self._set(
@@ -61,6 +69,8 @@ class Mask:
             window=arguments.window("window", window),
             q_offset=arguments.q_offset(q_offset),
             block_mask=None if block_mask is None else _checked_block_mask(block_mask),
+            column_ptr=_checked_list("column_ptr", column_ptr, "intervals", intervals),
+            intervals=_checked_list("intervals", intervals, "column_ptr", column_ptr),
         )
 
     def _set(self, **fields: Any) -> None:
@@ -85,10 +95,12 @@ class Mask:
 
         Made on the host, also within jit.
         """
-        wider = (max((x.shape[d] for x in (self.bounds, self.block_mask) if x is not None), default=1) for d in (0, 1))
+        of_heads = [x for x in (self.bounds, self.block_mask, self.column_ptr) if x is not None]
+        wider = (max((x.shape[d] for x in of_heads), default=1) for d in (0, 1))
         visible = jax.ShapeDtypeStruct((*wider, self.seqlen_q, self.seqlen_k), jnp.bool_)
         write = functools.partial(self._dense, visible.shape)
-        return jax.pure_callback(write, visible, self.bounds, self.block_mask, vmap_method="sequential")
+        leaves = [getattr(self, name) for name in _LEAVES]
+        return jax.pure_callback(write, visible, *leaves, vmap_method="sequential")
 
     def _dense(self, shape: tuple[int, ...], *leaves: Any) -> Any:
         arrays = [x if x is None else np.ascontiguousarray(x) for x in leaves]
@@ -103,16 +115,14 @@ class Mask:
         return f"Mask({', '.join((str(self.seqlen_q), str(self.seqlen_k), *parts))})"
 
     def tree_flatten_with_keys(self) -> tuple[Any, Any]:
-        keys = jax.tree_util.GetAttrKey
-        children = (keys("bounds"), self.bounds), (keys("block_mask"), self.block_mask)
-        return children, (self.seqlen_q, self.seqlen_k, self.causal, self.window, self.q_offset)
+        children = tuple((jax.tree_util.GetAttrKey(name), getattr(self, name)) for name in _LEAVES)
+        return children, tuple(getattr(self, name) for name in _STATIC)
 
     @classmethod
     def tree_unflatten(cls, static: Any, leaves: Any) -> Mask:
         """Takes any leaves, as a tree map may put anything there; so nothing is checked."""
         mask = object.__new__(cls)
-        mask._set(**dict(zip(("seqlen_q", "seqlen_k", "causal", "window", "q_offset"), static)))
-        mask._set(**dict(zip(("bounds", "block_mask"), leaves)))
+        mask._set(**dict(zip(_STATIC, static)), **dict(zip(_LEAVES, leaves)))
         return mask
 
 
@@ -132,6 +142,17 @@ def _checked_bounds(bounds: Any, seqlen_q: int) -> jax.Array:
     if bounds.dtype != jnp.int32:
         bounds = bounds.clip(0, seqlen_q).astype(jnp.int32)
     return jnp.asarray(bounds)
+
+
+def _checked_list(name: str, x: Any, other: str, others: Any) -> jax.Array | None:
+    """`x` as an array of int32, which comes with another one."""
+    if x is None:
+        if others is not None:
+            raise ValueError(f"{name} is None and {other} is given; they come together")
+        return None
+    if not hasattr(x, "dtype") or x.dtype != jnp.int32:
+        raise TypeError(f"{name} is {arguments.describe(x)}; it must be an array of int32")
+    return jnp.asarray(x)
 
 
 def _checked_block_mask(block_mask: Any) -> jax.Array:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._core import arguments, call_options, capi, ctypes_calls, explanation
+from .._core.docstrings import composed
 from .._core.families import Builders, Form
 from . import library
 from .mask import Mask
@@ -24,6 +25,8 @@ _CUDA = 1  # fm_options' first device: there nothing is read, so shapes alone ca
 
 class _Jax:
     """The frontend that families and ctypes_calls ask for arrays."""
+
+    has_lists = True
 
     @staticmethod
     def empty_on_host(shape: Any, dtype: Any) -> Any:
@@ -55,12 +58,15 @@ class _Jax:
         cls, family: str, form: Form, vectors: dict[str, Any], numbers: dict[str, int], device: Any = None
     ) -> tuple[Mask, jax.Array | None]:
         """(Mask, order). Lists go to `device`, or where JAX puts new arrays."""
-        if form.vectors == 0:
+        if form.vectors == 0 and not form.has_lists:
             return Mask(**form.band()), None
-        if all(isinstance(x, np.ndarray) for x in vectors.values()):
+        is_on_host = all(isinstance(x, np.ndarray) for x in vectors.values())
+        if is_on_host and form.has_lists:
+            fields, order = ctypes_calls.build_lists(cls, family, vectors, numbers, form.has_order)
+            return _put(Mask(**fields), device), _put(order, device)
+        if is_on_host:
             made = ctypes_calls.build_mask(cls, family, vectors, numbers, form.has_order)
-            is_place = isinstance(device, (jax.Device, jax.sharding.Sharding))
-            bounds, order = jax.device_put(made, device if is_place else None)
+            bounds, order = _put(made, device)
         else:
             _check_length(form, vectors)
             names, values = "".join(f"{name}," for name in (*vectors, *numbers)), tuple(numbers.values())
@@ -69,8 +75,28 @@ class _Jax:
         return Mask(form.rows_of(keys), keys, bounds=bounds, causal=form.causal, window=form.window), order
 
 
+def _put(arrays: Any, device: Any) -> Any:
+    is_place = isinstance(device, (jax.Device, jax.sharding.Sharding))
+    return jax.device_put(arrays, device if is_place else None)
+
+
+class _Masks(Builders[Mask, jax.Array]):
+    @composed
+    def from_dense(self, visible: Any) -> Mask:
+        """
+        {from_dense}
+
+        Reads the matrix, so that it cannot be traced.
+        """
+        if isinstance(visible, jax.core.Tracer):
+            raise TypeError(f"visible is traced, {visible.dtype} {list(visible.shape)}; from_dense reads its contents")
+        dense = _array("visible", visible)
+        arguments.check_matrix(dense, dense.dtype in (jnp.bool_, jnp.uint8))
+        return Mask(**ctypes_calls.from_dense(_Jax, np.ascontiguousarray(dense)))
+
+
 # The mask families, as flashmask.masks has them for torch.
-masks = Builders[Mask, jax.Array](_Jax)
+masks = _Masks(_Jax)
 
 
 def _array(name: str, value: Any) -> Any:

@@ -162,6 +162,7 @@ def _mask_attributes(mask):
         window_right=of_mask.window_right,
         has_bounds=mask.bounds is not None,
         has_block_mask=mask.block_mask is not None,
+        has_lists=mask.column_ptr is not None,
     )
 
 
@@ -220,15 +221,15 @@ def _with_folded_batch(function, options):
     @mapped.def_vmap
     def rule(size, is_mapped, arrays, mask, features, plan):
         arrays_mapped, mask_mapped, features_mapped, plan_mapped = is_mapped
-        # A mask of one entry for all stays one.
-        is_folded = lambda x, here: here or x.shape[0] != 1
+        # A mask of one entry for all stays one. Intervals are of all entries, which column_ptr tells apart.
+        is_folded = lambda x, here: here or (x is not mask.intervals and x.shape[0] != 1)
         masks_are_one = not any(jax.tree.leaves(jax.tree.map(is_folded, mask, mask_mapped)))
         # A sink has a gradient for each entry, and a state says what is dropped of a batch as the call counts it.
         tensors = [getattr(features, name) for name in _TENSORS]
         by_batch = any(x is not None and x.ndim > 1 for x in tensors)
         has_own = by_batch or any(getattr(features_mapped, name) for name in _TENSORS)
         has_own_gradient = features.sink is not None and function is _backward
-        one_by_one = has_own or has_own_gradient or features.dropout_state is not None
+        one_by_one = has_own or has_own_gradient or features.dropout_state is not None or mask_mapped.intervals
         # If a forward's out is not mapped, this is its backward for several gradients.
         has_forward = function is not _backward or arrays_mapped[3]
         if one_by_one:
