@@ -79,7 +79,7 @@ class Form(NamedTuple):
 
 
 class MaskFrontend(Protocol):
-    """The arrays and masks of a frontend. has_positions and has_lists, if it has them, say what masks have."""
+    """The arrays and masks of a frontend. Its attribute has_positions, if it has one, says whether its masks have."""
 
     def integers(self, name: str, value: Any, device: Any = None, shape: str | None = None) -> Any:
         """The frontend's integer array of a number, lists or an array, on `device` if it is no array of the frontend's.
@@ -156,10 +156,6 @@ class _Given:
             raise UnsupportedError(
                 f"window is {self.numbers['window']}; it must be -1 (all keys): the masks of this package have no "
                 "positions, which a window of a tree needs"
-            )
-        if described["has_lists"] and not described["vectors"] and not getattr(self.frontend, "has_lists", False):
-            raise UnsupportedError(
-                f"masks of {family} may need interval lists, which the masks of this package do not have"
             )
         known.setdefault("keys", self.tokens)
         if described["edges"] == "diagonal":

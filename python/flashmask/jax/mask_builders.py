@@ -26,8 +26,6 @@ _CUDA = 1  # fm_options' first device: there nothing is read, so shapes alone ca
 class _Jax:
     """The frontend that families and ctypes_calls ask for arrays."""
 
-    has_lists = True
-
     @staticmethod
     def empty_on_host(shape: Any, dtype: Any) -> Any:
         return np.empty(shape, dtype)

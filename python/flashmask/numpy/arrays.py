@@ -15,7 +15,7 @@ Array: TypeAlias = NDArray[Any]
 class Numpy:
     """The frontend that ctypes_calls and families ask for arrays."""
 
-    has_positions = has_lists = True
+    has_positions = True
 
     @staticmethod
     def empty(shape: Any, dtype: Any, like: Array) -> Array:

@@ -16,9 +16,11 @@ from .._core.errors import UnrepresentableMaskError, UnsupportedError
 from .attention import flashmask_attention
 from .dropout import dropout_mask
 from .explain import explain
+from .mask import IntervalLists
 from .mask_builders import MaskArguments, masks
 
 __all__ = [
+    "IntervalLists",
     "MaskArguments",
     "UnrepresentableMaskError",
     "UnsupportedError",

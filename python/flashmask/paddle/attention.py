@@ -11,7 +11,7 @@ from .._core import arguments, call_options, ctypes_calls
 from .._core.docstrings import composed
 from .._core.errors import UnsupportedError
 from .dropout import read_state
-from .mask import CallMask
+from .mask import CallMask, IntervalLists
 from .tensors import Paddle, checked_tensor
 
 
@@ -20,7 +20,7 @@ def flashmask_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    startend_row_indices: Tensor | None = None,
+    startend_row_indices: Tensor | IntervalLists | None = None,
     *,
     dropout: float = 0.0,
     causal: bool = False,
@@ -42,6 +42,8 @@ def flashmask_attention(
 
     startend_row_indices:
         {startend_row_indices}
+        Or IntervalLists of
+        {interval_lists}
     causal: row i sees keys j <= i + seqlen_k - seqlen_q: the last row is aligned with the last key.
     window_size: (left, right) or an int for both: row i sees i - left <= j <= i + right, and with causal no later key.
         The lengths must be equal, as they must be for Paddle's function.
@@ -151,16 +153,20 @@ def read_call(
     arguments.refuse_unsupported(name=(name, None))
     for label, x in (("query", query), ("key", key), ("value", value)):
         arguments.check_dimensions(label, checked_tensor(label, x).shape, arguments.LAYOUTS["bshd"])
+    lists = startend_row_indices if isinstance(startend_row_indices, IntervalLists) else None
+    bounds = startend_row_indices if lists is None else None
     mask = CallMask(
         query.shape[1],
         key.shape[1],
-        None if startend_row_indices is None else checked_tensor("startend_row_indices", startend_row_indices),
+        None if bounds is None else checked_tensor("startend_row_indices", bounds),
         arguments.flag("causal", causal),
         _window(window_size, query.shape[1], key.shape[1]),
         None,
         None if block_mask is None else _block_mask(checked_tensor("block_mask", block_mask)),
+        **{} if lists is None else {name: checked_tensor(name, x) for name, x in lists._asdict().items()},
     )
-    tensors = {"key": key, "value": value, "startend_row_indices": startend_row_indices, "block_mask": block_mask}
+    tensors = {"key": key, "value": value, "startend_row_indices": bounds, "block_mask": block_mask}
+    tensors |= {} if lists is None else lists._asdict()
     for label, x in tensors.items():
         if x is not None and str(x.place) != str(query.place):
             raise arguments.elsewhere(label, x.place, "query", query.place)

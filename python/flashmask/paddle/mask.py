@@ -8,6 +8,13 @@ from typing import NamedTuple
 import paddle
 
 
+class IntervalLists(NamedTuple):
+    """Hidden row intervals of each column, any number of them; flashmask_attention takes them on CPUs."""
+
+    column_ptr: paddle.Tensor
+    intervals: paddle.Tensor
+
+
 class CallMask(NamedTuple):
     """The mask of one call: the attributes of Mask."""
 
@@ -17,11 +24,16 @@ class CallMask(NamedTuple):
     causal: bool
     window: tuple[int, int] | None
     q_offset: int | None
-    block_mask: paddle.Tensor | None
+    block_mask: paddle.Tensor | None = None
+    column_ptr: paddle.Tensor | None = None
+    intervals: paddle.Tensor | None = None
+
+    def _present(self) -> dict[str, paddle.Tensor]:
+        names = ("bounds", "block_mask", "column_ptr", "intervals")
+        return {name: x for name in names if (x := getattr(self, name)) is not None}
 
     def tensors(self) -> list[paddle.Tensor]:
-        return [x for x in (self.bounds, self.block_mask) if x is not None]
+        return list(self._present().values())
 
     def on_host(self) -> CallMask:
-        bounds, block_mask = (x if x is None else x.cpu() for x in (self.bounds, self.block_mask))
-        return self._replace(bounds=bounds, block_mask=block_mask)
+        return self._replace(**{name: x.cpu() for name, x in self._present().items()})

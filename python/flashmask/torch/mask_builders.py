@@ -10,7 +10,7 @@ from ._torch_internals import assert_async
 from .mask import Mask
 
 integers, flags = tensor_arguments.integers, tensor_arguments.flags
-has_positions = has_lists = True
+has_positions = True
 
 _operator = torch.ops.flashmask.build_mask
 families.families()  # a trace cannot read them
