@@ -107,5 +107,5 @@ def test_what_is_no_matrix_is_refused(visible):
 def test_explain_counts_the_lists():
     mask = masks.from_dense(MATRICES["random"])
     q, k, v = (np.zeros((2, n, 2, 16), np.float32) for n in (ROWS, KEYS, KEYS))
-    text = fm.explain(q, k, v, mask)
-    assert f"{len(mask.intervals)} hidden intervals" in text
+    size = mask.column_ptr.nbytes + mask.intervals.nbytes
+    assert f"{len(mask.intervals)} hidden intervals, {size} bytes, batch 2, heads 2" in fm.explain(q, k, v, mask)

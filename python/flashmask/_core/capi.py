@@ -425,7 +425,7 @@ def mask_of(mask: Any, describe: Callable[[str, Any], Tensor]) -> Mask:
     left, right = mask.window or (-1, -1)
     tensors = {"bounds": ("startend_row_indices", mask.bounds), "block_mask": ("block_mask", mask.block_mask)}
     others = ("q_pos", "k_pos", "column_ptr", "intervals")
-    tensors |= {name: (name, getattr(mask, name, None)) for name in others}  # some frontends lack them
+    tensors |= {name: (name, getattr(mask, name, None)) for name in others}  # some masks lack them
     return make(
         Mask,
         flags=flags,

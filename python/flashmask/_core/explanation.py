@@ -153,10 +153,11 @@ def describe(mask: Any) -> str:
     if mask.bounds is not None:
         batch, heads, _, vectors = mask.bounds.shape
         parts.append(f"{_VECTORS[mask.causal, vectors]} of each key, batch {batch}, heads {heads}")
-    column_ptr = getattr(mask, "column_ptr", None)  # some frontends lack it
-    if column_ptr is not None:
-        batch, heads, _ = column_ptr.shape
-        parts.append(f"lists of {mask.intervals.shape[0]} hidden intervals, batch {batch}, heads {heads}")
+    if mask.column_ptr is not None:
+        batch, heads, ends = mask.column_ptr.shape
+        count = mask.intervals.shape[0]
+        size = 4 * batch * heads * ends + 8 * count
+        parts.append(f"lists of {count} hidden intervals, {size} bytes, batch {batch}, heads {heads}")
     if mask.block_mask is not None:
         parts.append(f"block mask {list(mask.block_mask.shape)}")
     q_pos = getattr(mask, "q_pos", None)  # some frontends lack it
