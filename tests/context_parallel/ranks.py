@@ -27,7 +27,7 @@ def families():
 
     pos = torch.randint(0, n, (1, n), generator=generator, dtype=torch.int32)
     blocks = torch.rand(1, 2, 4, 4, generator=generator) < 0.6
-    return {
+    made = {
         "full": Mask(n, n),
         "causal": Mask(n, n, causal=True),
         "window": Mask(n, n, window=(70, 20)),
@@ -44,6 +44,12 @@ def families():
         "blocks": Mask(n, n, block_mask=blocks, causal=True),
         "nothing": Mask(n, n, bounds=torch.zeros(1, 1, n, 1, dtype=torch.int32), causal=True),
     }
+    if not ON_GPU:  # CUDA refuses interval lists
+        dilated = masks.dilated(n, 9, 5)
+        made["lists"] = masks.neighborhood_2d(15, 28, 5, 7)
+        made["lists of heads"] = masks.from_dense(torch.rand(2, 2, n, n, generator=generator) < 0.95)
+        made["lists, positions and blocks"] = dilated.replace(q_pos=pos, k_pos=pos, causal=True, block_mask=blocks)
+    return made
 
 
 def device():

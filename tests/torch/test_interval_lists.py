@@ -12,7 +12,7 @@ import pytest
 import torch
 from dense_reference import assert_close
 from devices import cpu_only, tolerance_of
-from flashmask import Mask, UnsupportedError, context_parallel, flashmask_attention, masks
+from flashmask import Mask, UnsupportedError, flashmask_attention, masks
 from flashmask.inference import SequenceMask
 from flashmask.torch import ops
 
@@ -303,7 +303,5 @@ def test_what_takes_no_lists_says_so():
     mask, _ = lists_of(dilated, 64, 64)
     with pytest.raises(UnsupportedError, match="interval lists"):
         SequenceMask.from_mask(mask)
-    with pytest.raises(UnsupportedError, match="interval lists .* context parallelism"):
-        context_parallel.place(mask, 2)
     with pytest.raises(flashmask.UnrepresentableMaskError, match="does not fit two row intervals"):
         mask.to_startend()

@@ -241,16 +241,19 @@ def _of_heads(mask, ranges):
         begin, end = ranges[x.shape[1]]
         return x[:, begin:end].contiguous()
 
-    return mask.replace(bounds=part(mask.bounds), block_mask=part(mask.block_mask))
+    # Lists of fewer heads count over the same intervals.
+    return mask.replace(bounds=part(mask.bounds), block_mask=part(mask.block_mask), column_ptr=part(mask.column_ptr))
 
 
 def _seen(mask, rows):
     """bool [seqlen_k]: whether any of these rows sees a key, in any batch entry and head.
 
-    Exact for intervals and a band over indices; of a block mask and a band over positions each is judged by itself, so
-    that a key may be taken that only both together hide.
+    Exact for interval lists, and for intervals and a band over indices; of a block mask and a band over positions each
+    is judged by itself, so that a key may be taken that only both together hide.
     """
     part, every = mask.gather(rows), [(0, mask.seqlen_k)]
+    if mask.column_ptr is not None:
+        return mask_forms.seen_keys(part)
     hidden = mask_gather.hidden_rows(mask, rows, every, mask_gather.gather_bounds(mask, rows, every))
     n = part.seqlen_q
     hidden = [(0 if begin is None else begin, n if end is None else end) for begin, end in hidden]

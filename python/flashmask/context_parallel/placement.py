@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 
 from .._core import arguments, capi
-from .._core.errors import UnsupportedError
 from ..torch import mask_forms, tensor_arguments
 from ..torch.annotations import Device
 from ..torch.mask import Mask
@@ -45,7 +44,7 @@ def place(
         placement itself neither.
 
     The same arguments give the same placement on every rank, without communication. Raises TypeError or ValueError
-    naming the argument, and UnsupportedError for a mask with interval lists.
+    naming the argument.
     """
     masks = _checked_masks(mask)
     world_size = arguments.integer("world_size", world_size, 1, 65536)
@@ -300,11 +299,6 @@ def _checked_masks(mask):
     for m in masks:
         if not isinstance(m, Mask):
             raise TypeError(f"mask is {arguments.describe(m)}; it must be a flashmask.Mask, or a list of them")
-        if m.column_ptr is not None:
-            raise UnsupportedError(
-                "mask has interval lists (more than two hidden intervals in a column), which context parallelism does "
-                "not take yet"
-            )
     return masks
 
 

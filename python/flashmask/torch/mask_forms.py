@@ -214,9 +214,20 @@ def _one(mask, batch, head):
     return on_host(mask)
 
 
-def _cells(mask, side, most_keys=0, batch=0, head=0):
-    """Visible and all elements of cells of side x side, of a mask in host memory."""
-    shape = (_tiles(mask.seqlen_q, side), _tiles(mask.seqlen_k, side))
+def seen_keys(mask):
+    """bool [seqlen_k]: the keys that some row sees, in some batch entry and head. Of a mask in host memory."""
+    seen = torch.zeros(mask.seqlen_k, dtype=torch.bool, device="cpu")
+    if mask.seqlen_q and mask.seqlen_k:
+        for batch in range(mask.batch):
+            for head in range(mask.heads):
+                seen |= _cells(mask, 1, batch=batch, head=head, row_step=mask.seqlen_q)[0][0] > 0
+    return seen
+
+
+def _cells(mask, side, most_keys=0, batch=0, head=0, row_step=None):
+    """Visible and all elements of cells of side x side, or `row_step` rows, of a mask in host memory."""
+    row_step = side if row_step is None else row_step
+    shape = (_tiles(mask.seqlen_q, row_step), _tiles(mask.seqlen_k, side))
     counts = torch.empty((2, *shape), dtype=torch.int64, device="cpu")
     tensor_arguments.check_holds("the mask", counts)
     visible, elements = counts
@@ -226,7 +237,7 @@ def _cells(mask, side, most_keys=0, batch=0, head=0):
         capi.Cells,
         batch=batch,
         head=head,
-        row_step=side,
+        row_step=row_step,
         key_step=side,
         most_keys=most_keys,
         visible=visible.data_ptr(),
