@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <deque>
+#include <initializer_list>
 #include <iterator>
 #include <string_view>
 #include <vector>
@@ -19,7 +20,7 @@ namespace {
 /// A family and the parameters that it needs.
 struct Family {
   const char* name;
-  std::array<const char*, 5> needs;
+  std::array<const char*, 6> needs;
 };
 constexpr Family kFamilies[] = {
     {"causal_document", {"seqlens"}},
@@ -47,13 +48,18 @@ constexpr Family kFamilies[] = {
     {"dflash", {"anchors", "block", "seqlen"}},
     {"sliding_window", {"seqlen_q", "seqlen_k", "left", "right", "q_offset"}},
     {"none", {"seqlen"}},
+    {"neighborhood_2d", {"height", "width", "kernel_height", "kernel_width", "dilation"}},
+    {"dilated", {"seqlen", "window", "dilation", "causal"}},
+    {"bigbird", {"seqlen", "block", "global_blocks", "random_blocks", "window", "seed"}},
 };
 constexpr const char* kMore[] = {"seqlen", "seqlens", "doc_ids", "unfit_out", "order_out", "window", "blocks", ""};
 /// Parameters that are numbers unless the input wants otherwise.
 constexpr std::string_view kNumbers =
     "seqlen seqlen_q seqlen_k window sink steps block left right q_offset causal "
-    "concatenated global_tokens blocks";
-constexpr int64_t kMost = 1 << 16;  // numbers of a mask that is built
+    "concatenated global_tokens blocks height width kernel_height kernel_width dilation global_blocks random_blocks "
+    "seed";
+constexpr int64_t kMost = 1 << 16;        // numbers of a mask that is built
+constexpr int64_t kMostListedKeys = 512;  // keys of a mask that may get interval lists
 
 class Call {
  public:
@@ -65,6 +71,7 @@ class Call {
       if (name && !(odd & 1 && reader.byte() % 4 == 0)) add(name, (odd & 2) != 0);
     }
     if (odd & 4) add(kMore[reader.byte() % std::size(kMore)], true);
+    takes_lists_ = (odd & 8) != 0;
     parameters_ = {sizeof(parameters_), static_cast<uint32_t>(items_.size()), items_.data()};
   }
 
@@ -84,12 +91,51 @@ class Call {
       positions.assign(static_cast<std::size_t>(mask.q_pos.shape[0] * mask.q_pos.shape[1]), -1);
       mask.q_pos.data = mask.k_pos.data = positions.data();
     }
-    if (!judged(fm_mask_build(family_, &parameters_, &mask, nullptr))) return;
+    if (!build(mask)) return;
+    int64_t written = mask.bounds.dtype == FM_NONE ? 0 : 1;
+    for (int d = 0; d < mask.bounds.ndim; ++d) written *= mask.bounds.shape[d];
+    bounds.resize(static_cast<std::size_t>(written));
     for (const int32_t bound : bounds) require(bound >= 0 && bound <= mask.seqlen_q, "a bound is a row");
     for (const int32_t at : positions) require(at >= 0 && at < mask.seqlen_k, "a position is that of some token");
   }
 
  private:
+  /// Builds the mask, in half of the inputs with space for interval lists, which then ascend with gaps.
+  bool build(fm_mask& mask) {
+    const int64_t* const shape = mask.bounds.shape;
+    std::vector<int32_t> column_ptr, intervals;
+    if (takes_lists_ && mask.bounds.ndim == 4) {
+      if (shape[2] > kMostListedKeys) return false;
+      column_ptr.assign(static_cast<std::size_t>(shape[0] * shape[1] * (shape[2] + 1)), -1);
+      mask.column_ptr = contiguous(column_ptr, {shape[0], shape[1], shape[2] + 1});
+    }
+    const fm_mask given = mask;
+    if (!judged(fm_mask_build(family_, &parameters_, &mask, nullptr))) return false;
+    if (mask.intervals.dtype == FM_NONE) return true;
+    const int64_t count = mask.intervals.shape[0];
+    intervals.assign(static_cast<std::size_t>(2 * count), -1);
+    mask = given;
+    mask.intervals = contiguous(intervals, {count, 2});
+    require(judged(fm_mask_build(family_, &parameters_, &mask, nullptr)), "the same mask, with space for its lists");
+    require(column_ptr.back() == count, "the last list ends with the intervals");
+    for (std::size_t n = 0; n < intervals.size(); n += 2)
+      require(intervals[n] >= 0 && intervals[n] < intervals[n + 1] && intervals[n + 1] <= mask.seqlen_q,
+              "an interval is rows");
+    return true;
+  }
+  static fm_tensor contiguous(std::vector<int32_t>& data, std::initializer_list<int64_t> shape) {
+    fm_tensor t{};
+    t.data = data.data();
+    t.dtype = FM_INT32;
+    t.ndim = static_cast<int32_t>(shape.size());
+    std::copy(shape.begin(), shape.end(), t.shape);
+    for (int64_t stride = 1; int d : {2, 1, 0}) {
+      if (d >= t.ndim) continue;
+      t.stride[d] = stride;
+      stride *= std::max<int64_t>(t.shape[d], 1);
+    }
+    return t;
+  }
   void add(const char* name, bool is_odd) {
     bool is_number = kNumbers.find(name) != std::string_view::npos;
     if (is_odd && reader_.byte() % 8 == 0) is_number = !is_number;
@@ -135,6 +181,7 @@ class Call {
 
   ByteReader& reader_;
   const char* family_;
+  bool takes_lists_ = false;
   std::deque<std::vector<int64_t>> memory_;
   std::vector<fm_mask_parameter> items_;
   fm_mask_parameters parameters_{};

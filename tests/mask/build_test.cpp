@@ -345,6 +345,22 @@ TEST(MaskBuild, ListsGoIntoTheSpaceThatOutBrings) {
             (std::vector<int32_t>{0, 2, 4, 6, 10, 12}));
 }
 
+TEST(MaskBuild, ListsAreRefusedOnADevice) {
+  Parameters p;
+  p.add("seqlen", 9);
+  p.add("dilation", 2);
+  fm_mask mask{};
+  mask.struct_size = sizeof(mask);
+  fm_options options{};
+  options.struct_size = sizeof(options);
+  options.device = 1;  // the first of CUDA
+  EXPECT_EQ(fm_mask_shape("dilated", p.get(), &mask, &options), FM_UNSUPPORTED);
+  EXPECT_STREQ(fm_last_error(),
+               "options->device is CUDA device 0; masks of dilated are built in host memory, as their "
+               "columns may need interval lists");
+  EXPECT_EQ(fm_mask_shape("dilated", p.get(), &mask, nullptr), FM_OK);
+}
+
 TEST(MaskBuild, PositionsOfATreeWithAWindow) {
   const std::vector<int64_t> parents{-1, 0, 0, -1}, lengths{2, 3, 1, 2};
   Parameters p;

@@ -35,7 +35,11 @@ Mask mask_of(const Shape& shape, const VisibleRows& visible_rows) {
     for (int64_t j = 0; j < shape.seqlen_k; ++j) {
       visible.clear();
       visible_rows(lead, j, [&](int64_t begin, int64_t end) {
-        if (begin < end) visible.push_back({row_of(begin, rows), row_of(end, rows)});
+        if (begin >= end) return;
+        if (!visible.empty() && visible.back().end == begin)
+          visible.back().end = row_of(end, rows);
+        else
+          visible.push_back({row_of(begin, rows), row_of(end, rows)});
       });
       hide_others(visible, rows, hidden);
       columns.append(hidden);
