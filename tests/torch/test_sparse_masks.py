@@ -6,7 +6,7 @@ import pytest
 import torch
 from builder_checks import check, check_cpp
 from devices import cpu_only
-from flashmask import masks
+from flashmask import flashmask_attention, masks
 from flashmask.torch import ops
 
 pytestmark = cpu_only("CUDA refuses interval lists")
@@ -98,6 +98,15 @@ def test_attention_is_that_of_the_dense_mask(name):
 def test_masks_of_another_device_are_built_on_the_host(name):
     with torch.device("meta"):
         assert MASKS[name]().column_ptr.is_meta
+
+
+def test_compiled_code_breaks_off_to_build_one():
+    q = torch.randn(1, 60, 2, 16)
+    call = lambda x: flashmask_attention(x, x, x, masks.dilated(60, 3, 7))  # noqa: E731
+    assert torch.equal(torch.compile(call, backend="eager")(q), call(q))
+    torch.compiler.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="_build_lists"):
+        torch.compile(call, backend="eager", fullgraph=True)(q)
 
 
 @pytest.mark.parametrize(

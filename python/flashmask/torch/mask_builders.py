@@ -32,6 +32,7 @@ def build(family, form, vectors, numbers, device=None):
         return _build_lists(family, form, vectors, numbers, device)
 
 
+@torch.compiler.disable  # numbers alone do not say the lists' lengths
 def _build_lists(family, form, vectors, numbers, device):
     """In host memory, from where the mask goes to the device."""
     fields, order = ctypes_calls.build_lists(mask_forms.HostTensors, family, vectors, numbers, form.has_order)
