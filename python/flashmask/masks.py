@@ -2,9 +2,10 @@
 """Builders of masks: the families of the C++ library, from tensors on any device.
 
 i is a query row, j a key. Every builder is one call of an operator, which builds where its tensors are:
-it waits for no device and can be traced by torch.compile (except from_dense, intersect and concatenate, which read
-their arguments). Integers may be lists or tensors; lists go to `device`, by default torch's default device. If an
-argument is [..., n], its leading dimensions are the mask's batch and heads.
+it waits for no device and can be traced by torch.compile. The exceptions are from_dense, intersect and concatenate,
+which read their arguments, and bigbird, dilated and neighborhood_2d, whose interval lists are made in host memory.
+Integers may be lists or tensors; lists go to `device`, by default torch's default device. If an argument is [..., n],
+its leading dimensions are the mask's batch and heads.
 
 Values in host memory are checked; a wrong one, or a document beyond `seqlen`, is a ValueError. Values on a device are
 not read; wrong values make a wrong but harmless mask. The exceptions are hash_sparse, prefix_tree and block_diffusion's

@@ -537,8 +537,9 @@ class Builders(Generic[AnyMask, AnyArray]):
 
         order: "interleaved", each block's noisy copy and then its clean one, which fits every packing. Or
         "concatenated", which keeps [x_t | x_0]: a clean key is then seen by a run of rows in each half, and a document
-        of several blocks that another one (or hidden tokens) follows needs interval lists. These are made in host
-        memory alone; on a device the mask is an asynchronous assertion, compiled code an UnrepresentableMaskError.
+        of several blocks that another one (or hidden tokens) follows needs interval lists. Those are made in host
+        memory alone: on a device such a packing is an asynchronous assertion, in traced code an
+        UnrepresentableMaskError.
         """
         concatenated = arguments.choice("order", order, ("interleaved", "concatenated")) == "concatenated"
         given = self._given(device, concatenated=int(concatenated))
