@@ -108,15 +108,63 @@ def others(held):
         yield [f"the host's time of a call, {name}", f"{row['us']:.1f}"]
 
 
+def float8(rows):
+    """Caches of e4m3 beside peers over such caches, and our own in bfloat16."""
+    if not rows:
+        return []
+    names = [name for name in PEERS if any(name in row["us"] for row in rows)]
+    titles = ["", "a scale for all", "for each token and head", "bfloat16", *(PEERS[name] for name in names)]
+    cells = [[row["cell"], *(us_of(row, name) for name in ("ours", "by_token", "bf16", *names))] for row in rows]
+    said = "Float8 (e4m3) caches by kernels of mma.sync, in microseconds. FlashAttention-3's queries are float8, too."
+    return [*paragraph(said), *markdown_table(titles, cells), ""]
+
+
+def us_of(row, name):
+    return f"{row['us'][name]:.1f}" if name in row["us"] else ""
+
+
+def invariance(rows):
+    """batch_invariant beside the fast call."""
+    if not rows:
+        return []
+    default, one_split = decode_bars.DEFAULT_SPLIT, [row for row in rows if "fa3_one_split" in row["us"]]
+    mean = geometric_mean(row["us"]["ours"] / row["us"][default] for row in rows)
+    said = f"`batch_invariant` runs at {mean:.2f} of the fast call's speed on average, with `split_size` {default}."
+    for row in one_split:
+        over = row["us"]["fa3_one_split"] / row["us"][default]
+        said += f" It is {over:.1f} times as fast as FlashAttention-3 without splits at {row['cell']}."
+    sizes = sorted((name for name in rows[0]["us"] if name.isdecimal()), key=int)
+    cells = [[row["cell"], *(us_of(row, name) for name in ("ours", *sizes))] for row in rows]
+    return [*paragraph(said), *markdown_table(["us", "fast", *(f"splits of {size}" for size in sizes)], cells), ""]
+
+
+def mma_sync(run, cells):
+    """The kernels of mma.sync beside FlashInfer's."""
+    large = [cell for cell in cells if cell["mb"] >= decode_bars.MMA_SYNC_MB and "flashinfer" in cell["over_ours"]]
+    if not large:
+        return []
+    overs = [cell["over_ours"]["flashinfer"] for cell in large]
+    said = (
+        f"The kernels of [mma.sync](../kernels/sm80.md#decode), which other GPUs run, on the same card ({run['date']}, "
+        f"{run['device']}): FlashInfer's time over ours is {geometric_mean(overs):.3f} on average in the {len(large)} "
+        f"cells that read {decode_bars.MMA_SYNC_MB} MB or more, {range_text(overs)} in each."
+    )
+    return paragraph(said)
+
+
 def lines(topics):
     """None of it without a receipt."""
     if "decode" not in topics:
         return []
     run, held = topics["decode"], topics["decode"]["figures"]["decode"]
+    other = topics.get("decode-sm80")
     return [
         *head(run, held),
         *summary(held["cells"]),
         *(line for table in tables(held["cells"]) for line in table),
         *layouts(held["cells"]),
+        *float8(held.get("float8", ())),
+        *invariance(held.get("invariance", ())),
+        *(mma_sync(other, other["figures"]["decode"]["cells"]) if other else ()),
         *markdown_table(["", "us"], list(others(held))),
     ]

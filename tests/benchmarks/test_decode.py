@@ -144,9 +144,14 @@ def steps(monkeypatch):
         "LONG": small,
         "SMALLEST": small,
         "UPDATED": (small,),
+        "FLOAT8": (small,),
+        "INVARIANT": HOST_HEADS,
+        "ONE_SPLIT": small,
     }.items():
         monkeypatch.setattr(decode_shapes, name, value)
-    for name, value in {"LARGE_MB": 0.2, "TREE_OVER": {}, "SHARE_US": 1e9, "HOST_US": 1e9}.items():  # all times are 1
+    bars = {"LARGE_MB": 0.2, "TREE_OVER": {}, "SHARE_US": 1e9, "HOST_US": 1e9}  # all times are 1
+    bars |= {"FLOAT8_OVER_PEERS": 1, "OVER_ONE_SPLIT": 1}
+    for name, value in bars.items():
         monkeypatch.setattr(decode_bars, name, value)
     monkeypatch.setattr(decode_cell, "ROTATED_BYTES", 1 << 18)
     monkeypatch.setattr(decode_steps, "POOL_ELEMENTS", 1 << 18)
@@ -168,9 +173,9 @@ def steps(monkeypatch):
         getattr(flashinfer_caches, name).cache_clear()
 
 
-def run_of(budget=1000, cells="", peers=tuple(decode_bars.PEERS)):
+def run_of(budget=1000, cells="", peers=tuple(decode_bars.PEERS), arch="sm90"):
     """(whether it passed, the receipt of a run)"""
-    kernels = types.SimpleNamespace(hashes_of=lambda ids: dict.fromkeys(ids, "0"))
+    kernels = types.SimpleNamespace(hashes_of=lambda ids: dict.fromkeys(ids, "0"), arch=arch)
     arguments = types.SimpleNamespace(rounds=4, budget=budget, cells=cells, peers=peers, kernels=kernels)
     receipt = {"figures": {}}
     return decode.run(arguments, receipt, lambda: None, None), receipt
@@ -190,6 +195,10 @@ def test_a_run_measures_every_layout_beside_peers_that_agree(steps, capsys):
     tree = figures["masks"][0]
     assert set(tree["us"]) == {"ours", *decode_bars.PEERS, "tree", "flashinfer_tree", "xqa_tree", "tail"}
     assert [row["contender"] for row in figures["host"]] == ["ours", *decode_bars.PEERS]
+    assert [set(row["us"]) for row in figures["float8"]] == [{"ours", *decode_bars.PEERS, "by_token", "bf16"}]
+    sizes = {str(size) for size in decode_shapes.SPLIT_SIZES}
+    found = [set(row["us"]) - {"ours", *sizes} for row in figures["invariance"]]
+    assert found.count({"fa3_one_split"}) == 1 and found.count(set()) == 3
     assert {"sm90.cache.shares"} < set(receipt["kernel_hashes"])
     last = capsys.readouterr().out.splitlines()[-2:]
     assert "bars held; missed:" in last[0] and last[1] == "none"
@@ -198,8 +207,15 @@ def test_a_run_measures_every_layout_beside_peers_that_agree(steps, capsys):
 def test_a_run_ends_within_its_budget(steps, capsys):
     _, receipt = run_of(budget=-1)
     figures = receipt["figures"]["decode"]
-    assert not figures["cells"] and len(figures["not_measured"]) == 9
-    assert "9 steps not measured" in capsys.readouterr().out
+    assert not figures["cells"] and len(figures["not_measured"]) == 11
+    assert "11 steps not measured" in capsys.readouterr().out
+
+
+def test_kernels_of_mma_sync_are_measured_over_all_cells_alone(steps):
+    _, receipt = run_of(peers=("flashinfer",), arch="sm80")
+    figures = receipt["figures"]["decode"]
+    assert len(figures["cells"]) == 10 and not figures["failed"]
+    assert not any(figures[name] for name in ("masks", "updates", "host", "float8", "invariance"))
 
 
 def test_a_stream_that_fails_costs_only_its_bar(steps, monkeypatch):
@@ -309,6 +325,20 @@ def test_bars_of_a_cell(changes, missed):
     assert decode.cell_line(cell).startswith("FAIL" if missed else "PASS")
 
 
+def test_bars_of_float8_and_invariance():
+    row = {"cell": "64 x 8192, 32/8", "us": {"ours": 10.0, "by_token": 10.4}, "over_ours": {"bf16": 1.7, "xqa": 1.04}}
+    assert [c["passed"] for c in decode_bars.of_float8(row)] == [False, False, False]
+    good = {**row, "us": {"ours": 10.0, "by_token": 10.2}, "over_ours": {"bf16": 1.73, "xqa": 1.06}}
+    assert all(c["passed"] for c in decode_bars.of_float8(good))
+    rows = [{"cell": "1 x 8192, 32/8", "us": {"ours": 7.0, "1024": 10.0, "fa3_one_split": 59.0}}]
+    assert [c["passed"] for c in decode_bars.of_invariance(rows)] == [False, False, False]
+    rows = [{"cell": "1 x 1024, 32/8", "us": {"ours": 9.1, "1024": 10.0, "fa3_one_split": 61.0}}]
+    assert all(c["passed"] for c in decode_bars.of_invariance(rows)) and not decode_bars.of_invariance([])
+    narrow = cell_of(kernel="sm80.decode", over_ours={"flashinfer": 0.99})
+    assert [c["passed"] for c in decode_bars.of_cell(narrow)] == [False]
+    assert not decode_bars.of_cell({**narrow, "mb": 99.0}) and not decode_bars.of_mean([narrow])
+
+
 def test_bars_of_all():
     tree = {"cell": "a tree", "us": {"ours": 10.0, "tree": 10.6, "xqa_tree": 10.0, "flashinfer_tree": 26.0}}
     few = {"cell": "few keys", "us": {"ours": 100.0, "window": 7.1, "evicted": 19.0}}
@@ -359,6 +389,9 @@ def test_the_words_of_its_command():
     arguments.kernels = types.SimpleNamespace(arch="sm90")
     decode.check_arguments(arguments)
     assert arguments.what == "decode-cells" and set(bench.parse(["decode"]).peers) == set(decode_bars.PEERS)
-    arguments.kernels.arch = "sm80"
-    with pytest.raises(SystemExit, match="sm90 alone"):
+    arguments.kernels.arch, arguments.peers = "sm80", ["fa3", "flashinfer"]
+    decode.check_arguments(arguments)
+    assert arguments.peers == ["flashinfer"]
+    arguments.kernels.arch = "sm86"
+    with pytest.raises(SystemExit, match="of sm90 and sm80, and sm86 is in use"):
         decode.check_arguments(arguments)
