@@ -167,7 +167,7 @@ def float8_cache(cache, scale_shape):
 
 
 def dequantised(cache):
-    """The same values in float32, in host memory."""
+    """Its values in float32, in host memory."""
     scaled = ((cache.k, cache.k_scale), (cache.v, cache.v_scale))
     wide = [(x.float() * scale[..., None]).cpu() for x, scale in scaled]
     return KvCache(*wide, cache.page_table.cpu(), cache.seqlens.cpu())
