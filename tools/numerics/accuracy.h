@@ -36,9 +36,11 @@ constexpr double half_unit(DataType dtype) {
   return dtype == DataType::kBFloat16 ? 0x1p-8 : dtype == DataType::kFloat16 ? 0x1p-11 : 0x1p-24;
 }
 
-/// Half a unit in the last place of `value`: the most that rounding takes from a number of its size.
+/// Half a unit in the last place of `value`: the most that rounding takes from a number of its size. Numbers of float16
+/// below 2^-14 are equally far apart.
 inline double rounding(DataType dtype, double value) {
-  return value == 0 ? 0 : std::ldexp(half_unit(dtype), std::ilogb(value));
+  const int least = dtype == DataType::kFloat16 ? -14 : -126;
+  return value == 0 ? 0 : std::ldexp(half_unit(dtype), std::max(std::ilogb(value), least));
 }
 
 /// Limit of an error that rounding makes alone: of weights, each by up to half a unit, whose terms' magnitudes add up

@@ -195,7 +195,9 @@ class AccuracyCheck {
       want.head(0, h)[0] = is_float32() ? oracle_.dsink.head(0, h)[0] : sum;
     }
     const auto limit = [&](int64_t, int64_t h) {
-      const double rounding = numerics::half_unit(c_.sink_dtype()) * std::fabs(want.head(0, h)[0]);
+      const double value = want.head(0, h)[0],
+                   rounding = std::max(numerics::half_unit(c_.sink_dtype()) * std::fabs(value),
+                                       numerics::rounding(c_.sink_dtype(), value));
       return Limit{numerics::float32_limit(usual.head(0, h)[0]) + rounding,
                    fmt::format("{} x the usual size of such a sum, {:.3g}, and rounding", kFloat32Relative,
                                usual.head(0, h)[0])};
