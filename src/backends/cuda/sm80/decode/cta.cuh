@@ -159,7 +159,7 @@ class DecodeCta {
         is_last = step.is_last;
         wait_for_items(n);
         // At a unit's first step keys stand for the values before it: their weights are zeros.
-        const unsigned char *const values = n == 0 ? slot() : take_slot(), *const keys = take_slot();
+        const unsigned char *const values = n == 0 ? slot() : next_slot(), *const keys = next_slot();
         load_items(n);
         with_rows([&](const auto& own) {
           ScoresOf<decltype(own)> s = {};
@@ -170,7 +170,7 @@ class DecodeCta {
         });
       }
       wait_for_items(1);
-      const unsigned char* const values = take_slot();
+      const unsigned char* const values = next_slot();
       load_items(n);
       with_rows([&](const auto& own) { add_values(own, values, weights, rows.o); });
     } else {
@@ -178,7 +178,7 @@ class DecodeCta {
         const Step step = next_step(work);
         is_last = step.is_last;
         wait_for_items(0);
-        const unsigned char* const keys = take_slot();
+        const unsigned char* const keys = next_slot();
         loader_.load_values();
         with_rows([&](const auto& own) {
           ScoresOf<decltype(own)> s = {};
@@ -186,7 +186,7 @@ class DecodeCta {
           weigh(work, own, step, s, rows, weights);
         });
         wait_for_items(0);
-        const unsigned char* const values = take_slot();
+        const unsigned char* const values = next_slot();
         loader_.load_keys();
         with_rows([&](const auto& own) { add_values(own, values, weights, rows.o); });
       }
@@ -226,7 +226,7 @@ class DecodeCta {
   }
   /// The ring's next slot.
   __device__ __forceinline__ const unsigned char* slot() const { return shared_.slots[item_ % Traits::kSlots]; }
-  __device__ __forceinline__ const unsigned char* take_slot() { return shared_.slots[item_++ % Traits::kSlots]; }
+  __device__ __forceinline__ const unsigned char* next_slot() { return shared_.slots[item_++ % Traits::kSlots]; }
   /// Loads as many items as have been read since the last ones, at a unit's n-th step: at its first one, its second one
   /// and others two.
   __device__ __forceinline__ void load_items(int32_t n) {
