@@ -129,6 +129,17 @@ def test_an_attribute_that_is_set_is_checked_by_the_next_use(q, cache, rows, nam
     assert torch.equal(attend(q, cache), want)
 
 
+def test_a_plan_says_which_caches_it_is_for(q, cache):
+    small = KvCache(*(x.to(torch.float8_e4m3fn) for x in (cache.k, cache.v)), cache.page_table, cache.seqlens)
+    wide_plan, plan = (CachePlan(2, 4, 48, 4, 2, 32, float8=float8) for float8 in (False, True))
+    with pytest.raises(ValueError, match="the cache is float8_e4m3 and the plan is for one of 16 or 32 bits"):
+        wide_plan.update(None, small)
+    with pytest.raises(ValueError, match="the cache is float32 and the plan is for one of float8_e4m3"):
+        plan.update(None, cache)
+    plan.update(None, small)
+    assert torch.equal(attend(q, small, plan=plan), attend(q, small))
+
+
 def test_other_functions_name_arguments_of_another_kind(q, cache, rows):
     plan = CachePlan(2, 4, 48, 4, 2, 32)
     for call in (
