@@ -32,17 +32,16 @@ class DecodeCta {
       : p_(p), shared_(shared), warp_(static_cast<int>(ptx::uniform(threadIdx.x / 32))), loader_(p, shared, warp_) {}
 
   __device__ __forceinline__ void run() {
+    if (threadIdx.x == 0) shared_.units.begin();
     loader_.start();
-    for (auto n = static_cast<int32_t>(blockIdx.x); n < p_.plan.most_shares; n += static_cast<int32_t>(gridDim.x)) {
-      const cuda::Share& share = p_.plan.shares[n];
-      for (int32_t left = share.blocks; left > 0; left -= shared_.work.tiles) {
-        join();  // All have read the unit before: its rows, and its last items.
-        if (threadIdx.x == 0) find_unit(n, share, left);
-        join();
-        QueryLoader<Traits>(p_, shared_, warp_).load(shared_.work);
-        join();
-        run_unit(shared_.work);
-      }
+    while (true) {
+      join();  // All have read the unit before: its rows, and its last items.
+      if (threadIdx.x == 0) find_unit();
+      join();
+      if (shared_.work.tiles == cuda::UnitPart::kEnd) return;
+      QueryLoader<Traits>(p_, shared_, warp_).load(shared_.work);
+      join();
+      run_unit(shared_.work);
     }
   }
 
@@ -61,8 +60,6 @@ class DecodeCta {
   struct Rows {
     Outputs o = {};
     cuda::RowState state;
-    /// Powers of two, biased as exponents of floats: the unit of O over a cache of e4m3, and the largest that it was.
-    int32_t v_exponent = 0, most_v_exponent = 0;
   };
   /// Q's fragments of a warp's rows, where they stay in registers.
   using Queries = uint32_t[Traits::kQInRegisters ? kSteps : 1][4];
@@ -98,16 +95,14 @@ class DecodeCta {
     bool is_masked, is_last;
   };
 
-  /// Finds the share's next unit, of which and of others it has `left` blocks.
-  __device__ __forceinline__ void find_unit(int32_t n, const cuda::Share& share, int32_t left) {
-    const bool is_first = left == share.blocks;
-    if (is_first) {
-      shared_.units.begin(p_.plan, share);
+  /// Finds the CTA's next unit.
+  __device__ __forceinline__ void find_unit() {
+    ShareWalk& walk = shared_.units;
+    if (walk.next(p_)) {
+      shared_.work = walk.part(p_);
     } else {
-      shared_.units.next(p_.plan);
+      shared_.work.tiles = cuda::UnitPart::kEnd;
     }
-    const int32_t skipped = is_first ? share.skipped : 0;
-    shared_.work = shared_.units.part(p_, n, share, min(shared_.units.live_blocks(p_.plan) - skipped, left));
   }
 
   __device__ __forceinline__ void run_unit(const cuda::UnitPart& work) {
@@ -143,6 +138,7 @@ class DecodeCta {
     const bool has_rows = first_row < work.count();
     Rows rows;
     rows.state.reset();
+    if constexpr (kFloat8) reset_units();
     Queries q;
     if constexpr (Traits::kQInRegisters) {
 #pragma unroll
@@ -275,7 +271,7 @@ class DecodeCta {
     if (raised.rescale) state.rescale(rows.o, factor);
     state.exponentiate(s, 0, p_.scale_log2);
     state.exponentiate(s, 1, p_.scale_log2);
-    if constexpr (kFloat8) scale_weights(own, s, rows);
+    if constexpr (kFloat8) scale_weights(own, s, rows.o);
 #pragma unroll
     for (int n = 0; n < Own::kKeys / 16; ++n) {
 #pragma unroll
@@ -330,39 +326,59 @@ class DecodeCta {
       if (i / 2 % 2 < Own::kLaneRows) s[i] *= unit[i / 2 % 2] * scales().k[own.first_key() + cuda::Slab::column(i)];
     }
   }
-  /// Multiplies weights by the values' factors, relative to a power of two of the step's, so that none is too small for
-  /// f16. O goes over to that unit.
+  /// Multiplies weights by the values' factors. Rows of f16 have a power of two for a unit, near the largest of these
+  /// products, so that none that matters is too small; O goes over to it.
   template <typename Own>
-  __device__ __forceinline__ void scale_weights(const Own& own, typename Own::Scores& s, Rows& rows) const {
+  __device__ __forceinline__ void scale_weights(const Own& own, typename Own::Scores& s, Outputs& o) const {
     if (!p_.v_scale.data) return;
     const float* const factors = scales().v + own.first_key();
-    const uint32_t lane = ptx::lane();
-    uint32_t largest = 0;
+    float change[2] = {1, 1};
 #pragma unroll
-    for (uint32_t n = 0; n < Own::kKeys; n += 32)
-      largest = max(largest, __float_as_uint(factors[(n + lane) % Own::kKeys]) & 0x7fffffff);
-    // Units stay near the largest, so that O stays finite.
-    constexpr int32_t kMostDown = 60, kLeast = 1, kMost = 253;
-    const auto own_exponent = static_cast<int32_t>(__reduce_max_sync(0xffffffff, largest) >> 23);
-    rows.most_v_exponent = max(rows.most_v_exponent, own_exponent);
-    const int32_t exponent = min(max(max(own_exponent, rows.most_v_exponent - kMostDown), kLeast), kMost);
-    if (exponent != rows.v_exponent) {
-      const float factor = __int_as_float(min(max(rows.v_exponent - exponent + 127, 0), 254) << 23);
+    for (int half = 0; half < Own::kLaneRows; ++half) {
+      float largest = 0;
 #pragma unroll
-      for (float& x : rows.o) x *= factor;
-      rows.v_exponent = exponent;
+      for (int i = 0; i < Own::kScores; ++i) {
+        if (i / 2 % 2 != half) continue;
+        s[i] *= factors[cuda::Slab::column(i)];
+        largest = fmaxf(largest, fabsf(s[i]));
+      }
+      const float inverse = settle_unit(half, cuda::quad_max(largest), change[half]);
+#pragma unroll
+      for (int i = 0; i < Own::kScores; ++i)
+        if (i / 2 % 2 == half) s[i] *= inverse;
     }
-    const float inverse = __int_as_float((254 - exponent) << 23);
-#pragma unroll
-    for (int i = 0; i < Own::kScores; ++i) {
-      if (i / 2 % 2 < Own::kLaneRows) s[i] *= factors[cuda::Slab::column(i)] * inverse;
-    }
+    if (__any_sync(0xffffffff, change[0] != 1 || change[1] != 1)) cuda::DecodeRows<2>::rescale(o, change);
   }
-  /// Gives O its unit.
+  /// Changes a row's unit if the step's largest product is far from it; returns its inverse, and sets `change` to the
+  /// old one in new ones. Units stay near the largest that they were, so that O stays finite.
+  __device__ __forceinline__ float settle_unit(int half, float largest, float& change) const {
+    constexpr int32_t kAbove = 8, kBelow = 6, kMostDown = 60, kLeast = 1, kMost = 253;
+    const RowUnit unit = row_unit(half);
+    const auto product = static_cast<int32_t>(__float_as_uint(largest) >> 23);
+    int32_t exponent = unit.exponent;
+    __syncwarp();  // the row's lanes have read its unit
+    if (product > 0 && (product > exponent + kAbove || product < exponent - kBelow)) {
+      const int32_t most = max(int32_t{unit.most}, product);
+      exponent = min(max(max(product, most - kMostDown), kLeast), kMost);
+      change = __int_as_float(min(max(unit.exponent - exponent + 127, 0), 254) << 23);
+      row_unit(half) = {static_cast<int16_t>(exponent), static_cast<int16_t>(most)};
+    }
+    return __int_as_float((254 - max(exponent, kLeast)) << 23);
+  }
+  __device__ __forceinline__ RowUnit& row_unit(int half) const {
+    return shared_.rows.o_unit[warp_][cuda::Slab::row_in_eight() + 8 * half];
+  }
+  __device__ __forceinline__ void reset_units() const {
+    if (ptx::lane() < kSlabRows) shared_.rows.o_unit[warp_][ptx::lane()] = {};
+    __syncwarp();
+  }
+  /// Gives O its units.
   __device__ __forceinline__ void finish_units(Rows& rows) const {
-    const float unit = (p_.v_scale.data ? __int_as_float(rows.v_exponent << 23) : 1.f) * cuda::kE4m3Unit;
+    float unit[2];
 #pragma unroll
-    for (float& x : rows.o) x *= unit;
+    for (int half = 0; half < 2; ++half)
+      unit[half] = (p_.v_scale.data ? __int_as_float(row_unit(half).exponent << 23) : 1.f) * cuda::kE4m3Unit;
+    cuda::DecodeRows<2>::rescale(rows.o, unit);
   }
 
   /// The place of one of this thread's two rows in the warp's, from first_row on.

@@ -61,13 +61,54 @@ struct KeyStep {
   const int32_t* table;  ///< the request's; null: keys are contiguous
 };
 
+/// The units of a CTA's shares, in order. A single thread walks.
+class ShareWalk {
+ public:
+  __device__ __forceinline__ void begin() {
+    share_ = static_cast<int32_t>(blockIdx.x) - static_cast<int32_t>(gridDim.x);
+    left_ = 0;
+  }
+  /// Goes on to the share's next unit, or to that of the next share that has work.
+  __device__ __forceinline__ bool next(const cuda::CachedParams& p) {
+    skipped_ = 0;
+    if (left_ > 0) {
+      units_.next(p.plan);
+    } else {
+      do {
+        share_ += static_cast<int32_t>(gridDim.x);
+        if (share_ >= p.plan.most_shares) return false;
+        left_ = p.plan.shares[share_].blocks;
+      } while (left_ == 0);
+      units_.begin(p.plan, p.plan.shares[share_]);
+      skipped_ = p.plan.shares[share_].skipped;
+    }
+    blocks_ = min(units_.live_blocks(p.plan) - skipped_, left_);
+    left_ -= blocks_;
+    return true;
+  }
+
+  __device__ __forceinline__ const cuda::RowTile& tile() const { return units_.tile(); }
+  __device__ __forceinline__ int32_t head() const { return units_.head(); }
+  /// Live blocks of the unit that are an earlier share's, and the share's.
+  __device__ __forceinline__ int32_t skipped() const { return skipped_; }
+  __device__ __forceinline__ int32_t blocks() const { return blocks_; }
+  __device__ __forceinline__ cuda::UnitPart part(const cuda::CachedParams& p) const {
+    return units_.part(p, share_, p.plan.shares[share_], blocks_);
+  }
+
+ private:
+  int32_t share_, left_;  ///< left_: the share's blocks behind the unit
+  int32_t skipped_, blocks_;
+  cuda::UnitWalk units_;
+};
+
 /// The steps of a CTA's shares, in order, of kKeys keys: blocks or halves of them. A single lane walks.
 template <int kKeys>
 class StepWalk {
  public:
   __device__ __forceinline__ void begin() {
-    share_ = static_cast<int32_t>(blockIdx.x) - static_cast<int32_t>(gridDim.x);
-    left_ = unit_left_ = 0;
+    units_.begin();
+    unit_left_ = 0;
     has_half_ = false;
   }
   __device__ __forceinline__ KeyStep next(const cuda::CachedParams& p) {
@@ -78,7 +119,6 @@ class StepWalk {
       if (unit_left_ == 0 && !next_unit(p)) return {.is_end = true};
       const auto block = blocks_.next(p);
       --unit_left_;
-      --left_;
       first_key_ = block.index * cuda::kBlockKeys;
       is_masked_ = block.masked || p.needs_positions();
       has_half_ = kKeys < cuda::kBlockKeys && first_key_ + kKeys < units_.tile().keys;
@@ -94,22 +134,10 @@ class StepWalk {
   }
 
  private:
-  /// Goes on to the share's next unit, or to that of the next share that has work.
   __device__ __forceinline__ bool next_unit(const cuda::CachedParams& p) {
-    int32_t skipped = 0;
-    if (left_ > 0) {
-      units_.next(p.plan);
-    } else {
-      do {
-        share_ += static_cast<int32_t>(gridDim.x);
-        if (share_ >= p.plan.most_shares) return false;
-        left_ = p.plan.shares[share_].blocks;
-      } while (left_ == 0);
-      units_.begin(p.plan, p.plan.shares[share_]);
-      skipped = p.plan.shares[share_].skipped;
-    }
-    unit_left_ = min(units_.live_blocks(p.plan) - skipped, left_);
-    blocks_.begin(p, units_.tile(), units_.head(), skipped);
+    if (!units_.next(p)) return false;
+    unit_left_ = units_.blocks();
+    blocks_.begin(p, units_.tile(), units_.head(), units_.skipped());
     find_table(p);
     return true;
   }
@@ -121,12 +149,18 @@ class StepWalk {
       table_ = call.page_indices.data + units_.tile().first_entry * call.page_indices.stride[0];
   }
 
-  int32_t share_, left_, unit_left_;  ///< blocks of the share, and of the unit in it, that are still to come
-  cuda::UnitWalk units_;
+  int32_t unit_left_;  ///< blocks of the unit that are still to come
+  ShareWalk units_;
   cuda::LiveBlocks blocks_;
   const int32_t* table_;
   int32_t first_key_;
   bool is_masked_, has_half_;  ///< has_half_: the block's second half comes next
+};
+
+/// The unit of a row's O over a cache of e4m3, and the largest that it was: powers of two, biased as exponents of
+/// floats.
+struct RowUnit {
+  int16_t exponent = 0, most = 0;
 };
 
 template <typename Traits>
@@ -138,6 +172,7 @@ struct DecodeShared {
     typename Traits::KeyBits visible[Traits::kOverlaps + 1][Traits::kRows][Traits::kWarps];
     int32_t key_positions[Traits::kOverlaps + 1][Traits::kKeys];  ///< if ALiBi needs them
     float q_unit[Traits::kFloat8 ? Traits::kRows : 1];            ///< a power of two: what a row's products lack
+    RowUnit o_unit[Traits::kFloat8 ? Traits::kWarps : 1][cuda::Slab::kRows];  ///< each warp's, for its O
   };
   /// One state of a warp's rows: what lane l has is in column l.
   using WarpState = float[Traits::kVDim / 2 + 4][32];
@@ -147,7 +182,7 @@ struct DecodeShared {
   };
   alignas(128) unsigned char slots[Traits::kSlots][Traits::kSlotBytes];
   cuda::UnitPart work;
-  cuda::UnitWalk units;  ///< thread 0's
+  ShareWalk units;  ///< thread 0's
   uint32_t is_last_part;
   /// Each warp's own, so that none waits for another; what lanes share costs no registers here.
   StepWalk<Traits::kKeys> walks[Traits::kWarps];
