@@ -5,7 +5,7 @@ from collections import namedtuple
 
 from benchmarks import cell_bars
 from benchmarks.context_parallel import bars as context_parallel_bars
-from benchmarks.measure.gpu import decode_bars
+from benchmarks.measure.gpu import decode_bars, prefill_bars
 from benchmarks.receipts import HOPPER
 from benchmarks.report.markdown import listed, markdown_table
 
@@ -14,6 +14,7 @@ HOPPER_KERNELS, MMA_SYNC_KERNELS = "Hopper's kernels", "mma.sync's kernels"
 ELEMENT_MASKS, BLOCK_MASKS, FEATURES, PADDING = "element masks", "block masks", "features", "head dims by padding"
 HOST_TIME, TWO_GPUS, END_TO_END = "host time of a PyTorch call", "two GPUs", "training end to end"
 DECODE = "decode over caches"
+PREFILL = "prefill over caches"
 
 
 def of_checks(found):
@@ -74,6 +75,10 @@ def of_decode(topics):
     return of_checks(decode_bars.of_all(topics["decode"]["figures"]["decode"])) if "decode" in topics else []
 
 
+def of_prefill(topics):
+    return of_checks(prefill_bars.of_all(topics["prefill"]["figures"]["prefill"])) if "prefill" in topics else []
+
+
 def missed_rows(bars):
     """[what, how many of how many, what was reached, what was asked for] of bars that were missed."""
     rows = []
@@ -100,6 +105,7 @@ def of_all(cases, topics, host_times):
         HOST_TIME: [bar for found in host_times for bar in of_host_time(found)],
         TWO_GPUS: of_context_parallel(topics) if "context-parallel" in topics else [],
         DECODE: of_decode(topics),
+        PREFILL: of_prefill(topics),
         END_TO_END: of_checks(check for receipt in topics.values() for check in receipt["figures"].get("checks", [])),
     }
     return {name: bars for name, bars in found.items() if bars}

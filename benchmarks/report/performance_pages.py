@@ -6,7 +6,7 @@ import csv
 import io
 
 from benchmarks import cell_bars, receipts
-from benchmarks.report import decode_page, missed_bars, sections, unreceipted_peers
+from benchmarks.report import decode_page, missed_bars, prefill_section, sections, unreceipted_peers
 from benchmarks.report.comparison import (
     COLUMNS,
     DIRECTIONS,
@@ -222,6 +222,7 @@ def missed(cases, topics):
         missed_bars.PADDING: f"performance/{OTHERS}#head-dims-by-padding",
         missed_bars.HOST_TIME: f"performance/{OTHERS}#host-time-of-a-pytorch-call",
         missed_bars.DECODE: f"performance/{DECODE}",
+        missed_bars.PREFILL: f"performance/{DECODE}",
         missed_bars.TWO_GPUS: "context-parallel.md#which-way",
         missed_bars.END_TO_END: "end-to-end.md#what-was-to-be-reached",
     }
@@ -380,7 +381,7 @@ def pages(cases, topics):
     if of_tests := sections.tests(topics):
         lines = [*page_head("Tests on a GPU", "What passed, failed and was skipped."), *of_tests]
         add("tests.md", "Tests on a GPU", "`scripts/gpu-check tests`", lines)
-    decode = decode_page.lines(topics)
+    decode = [*decode_page.lines(topics), "", *prefill_section.lines(topics)]
     lines = [*page_head("Decode over paged caches", "Hopper's kernels over caches."), *decode]
     add(DECODE, "Decode over paged caches", "`scripts/gpu-check decode`", lines)
     lines = [*page_head("On the CPU", "The CPU backend beside PyTorch."), *sections.cpu_section()]

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 #include "call/options.h"
 #include "call/sequence_view.h"
+#include "flashmask/attention.h"
 #include "flashmask/kv_cache.h"
 
 namespace flashmask {
@@ -20,6 +22,7 @@ struct CachedProblem : CommonOptions {
   DataType dtype = DataType::kNone, cache_dtype = DataType::kNone;
   Device device{};
   std::string_view kernels = "auto";  ///< as Options::kernels, in whose memory it is
+  std::optional<GpuModel> gpu{};      ///< as Problem::gpu
   bool batch_invariant = false;
   int64_t split_size = kDefaultSplitSize;
 

@@ -9,8 +9,8 @@ import types
 import pytest
 
 from benchmarks import peers
-from benchmarks.measure.gpu import bench, decode, decode_bars, decode_shapes
-from benchmarks.report import decode_page, missed_bars
+from benchmarks.measure.gpu import bench, decode, decode_bars, decode_shapes, prefill, prefill_bars
+from benchmarks.report import decode_page, missed_bars, prefill_section
 
 FA3_METADATA = (
     "batch rows keys heads_q heads_kv dim dim_v dtype lengths cu_q cu_k cu_new used_q leftpad page new causal left "
@@ -395,3 +395,47 @@ def test_the_words_of_its_command():
     arguments.kernels.arch = "sm86"
     with pytest.raises(SystemExit, match="of sm90 and sm80, and sm86 is in use"):
         decode.check_arguments(arguments)
+
+
+# --- Prefill --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def prefill_steps(steps, monkeypatch):
+    """The steps of prefill over small caches. FlexAttention's place takes our own call."""
+    from benchmarks.measure.gpu import prefill_steps
+
+    shape = decode_shapes.Shape(2, 256, *HOST_HEADS, rows=40)
+    names = {"CHUNKS": {shape: (64, 16)}, "DRAFTS": shape._replace(rows=8), "IMAGE": 32, "SPLIT_SIZES": (128,)}
+    for name, value in (names | {"IMAGES": shape._replace(batch=1, rows=256)}).items():
+        monkeypatch.setattr(prefill_steps, name, value)
+
+    def flex(cell, of_image, key):
+        from flashmask import flashmask_attention
+
+        image = key // prefill_steps.IMAGE
+        visible = (key[:, None] >= key) | (of_image & (image[:, None] == image))
+        return lambda n: flashmask_attention(cell.q, *cell.cache(n)[:2], dense_mask=visible[None, None])
+
+    monkeypatch.setattr(prefill_steps, "flex_of", flex)
+    return prefill_steps
+
+
+def test_prefill_is_measured_beside_peers_and_contiguous_tensors_that_agree(prefill_steps, capsys):
+    kernels = types.SimpleNamespace(hashes_of=lambda ids: dict.fromkeys(ids, "0"), arch="sm90")
+    arguments = types.SimpleNamespace(rounds=3, budget=1000, peers=prefill.PEERS, kernels=kernels)
+    receipt = {"figures": {}, "date": "today", "device": "a card", "torch": "2"}
+    prefill.run(arguments, receipt, lambda: None, None)
+    figures = json.loads(json.dumps(receipt["figures"]["prefill"]))
+    assert not figures["failed"] and not figures["not_measured"]
+    contenders = {"ours", "fa3", "flashinfer", "contiguous", "128"}
+    assert [set(row["us"]) for row in figures["chunks"]] == [contenders] * 2
+    assert set(figures["drafts"][0]["us"]) == {"ours", "tree", "fa3", "flashinfer", "flashinfer_tree"}
+    assert set(figures["drafts"][0]["left_out"]) == {"fa3_tree"}
+    assert set(figures["images"][0]["us"]) == {"ours", "causal", "flex"}
+    missed = [check["name"] for check in prefill_bars.of_all(figures) if not check["passed"]]
+    assert len(missed) == 4 and all("FlashInfer" in name or "flashinfer" in name or "flex" in name for name in missed)
+    assert "bars held; missed:" in capsys.readouterr().out
+    page = "\n".join(prefill_section.lines({"prefill": receipt}))
+    assert "2 x 256, 8/2 d=64 page 16, 40 rows" in page and "a random tree" in page
+    assert not prefill_section.lines({})

@@ -296,7 +296,9 @@ class MadePlan {
     for (const Sequence& s : sequences_) sights_.emplace_back(p_, s);
     expect_tiles();
     if (testing::Test::HasFatalFailure()) return;
-    if (plan.invariant_blocks > 0) {
+    if (plan.shares[0].dealt > 0) {
+      expect_dealt();
+    } else if (plan.invariant_blocks > 0) {
       expect_split_shares();
     } else {
       expect_shares();
@@ -330,7 +332,7 @@ class MadePlan {
       ASSERT_EQ(tile.tail, sizes.tail);
       ASSERT_EQ(tile.first_entry, sizes.first_entry);
       ASSERT_GT(tile.row_count * tile.head_count, 0);
-      ASSERT_LE(tile.row_count * tile.head_count, kPackedRows);
+      ASSERT_LE(tile.row_count * tile.head_count, plan.packed_rows);
       ASSERT_GE(tile.first_row, 0);
       ASSERT_LE(tile.first_row + tile.row_count, tile.rows_count);
       ASSERT_GE(tile.first_head, 0);
@@ -352,7 +354,7 @@ class MadePlan {
   void expect_splits() {
     const RowTile first = plan.tiles[tiles_];
     ASSERT_EQ(first.part, 0);
-    ASSERT_EQ(first.parts > 0, plan.invariant_blocks > 0 && first.keys > p_.split_size);
+    ASSERT_EQ(first.parts > 0, plan.invariant_blocks > 0 && !plan.folds() && first.keys > p_.split_size);
     for (int32_t part = 1; part < first.parts; ++part) {
       const RowTile& before = plan.tiles[tiles_++];
       ASSERT_LT(tiles_, plan.tile_slots * plan.splits);
@@ -366,7 +368,7 @@ class MadePlan {
       tile.part = 0;
       ASSERT_EQ(std::memcmp(&tile, &first, sizeof tile), 0);
     }
-    for (int64_t h = 0; h < p_.heads_kv && plan.invariant_blocks > 0; ++h)
+    for (int64_t h = 0; h < p_.heads_kv && plan.invariant_blocks > 0 && !plan.folds(); ++h)
       ASSERT_EQ(plan.arrived[first.list / plan.mask_heads * p_.heads_kv + h], 0u);
   }
   int64_t split_of(const RowTile& tile) const {
@@ -375,6 +377,39 @@ class MadePlan {
 
   int64_t live_of(const RowTile& tile, int64_t head) const {
     return plan.mask_heads == 1 ? tile.live_blocks : plan.live[tile.live_list + head];
+  }
+
+  /// Every unit is dealt to one CTA of any number, and to those of the plan about equally.
+  void expect_dealt() {
+    ASSERT_GT(plan.packed_rows, kPackedRows);
+    ASSERT_EQ(plan.shares[0].dealt, tiles_);
+    const auto units = static_cast<int32_t>(tiles_ * p_.heads_kv);
+    int64_t all = 0, most = 0;
+    for (const int32_t ctas : {plan.most_shares, 3}) {
+      units_.assign(static_cast<std::size_t>(units), {});
+      all = most = 0;
+      for (int32_t own = 0; own < ctas; ++own) {
+        int64_t blocks = 0;
+        for (cuda::DealtUnits dealt(units, ctas, own); dealt.is_left(); dealt.advance()) {
+          if (dealt.has_unit()) blocks += deal(dealt.unit());
+          if (testing::Test::HasFatalFailure()) return;
+        }
+        all += blocks;
+        most = std::max(most, blocks);
+      }
+      if (ctas == plan.most_shares && !plan.folds()) {
+        ASSERT_LE(6 * most, 7 * (all / ctas));
+      }
+    }
+    ASSERT_TRUE(std::ranges::none_of(units_, [](const auto& walked) { return walked.empty(); }));
+  }
+  int64_t deal(int32_t unit) {
+    const int64_t index = cuda::dealt_tile(static_cast<int32_t>(tiles_), unit, static_cast<int32_t>(p_.heads_kv)),
+                  head = unit % p_.heads_kv, blocks = live_of(plan.tiles[index], head);
+    auto& walked = units_[static_cast<std::size_t>(index * p_.heads_kv + head)];
+    EXPECT_TRUE(walked.empty()) << "a unit is dealt twice";
+    walk(plan.tiles[index], head, 0, blocks, walked);
+    return blocks;
   }
 
   /// Shares are the whole units that begin in equal stretches of all units' blocks.
@@ -469,7 +504,7 @@ class MadePlan {
     const auto is_set = [&](const uint32_t* bits, int64_t block) {
       return (bits[list * plan.words + block / kBlocksOfWord] >> block % kBlocksOfWord & 1) != 0;
     };
-    const bool is_last = plan.invariant_blocks == 0 || split_of(tile) + 1 == plan.splits;
+    const bool is_last = plan.invariant_blocks == 0 || plan.folds() || split_of(tile) + 1 == plan.splits;
     const int64_t stop = is_last ? end : std::min<int64_t>(end, tile.first_block + plan.invariant_blocks),
                   known = int64_t{plan.words} * kBlocksOfWord;
     int64_t left = blocks;
@@ -552,6 +587,7 @@ cuda::WorkPlaces draw_places(Random& random) {
   return {.shares = one_of(random, {1, 2, 7, 40, 132}),
           .least_blocks = static_cast<int32_t>(random.integer(1, 4)),
           .split_blocks = static_cast<int32_t>(random.integer(1, 8)),
+          .packed_rows = one_of(random, {kPackedRows, cuda::kTallPackedRows}),
           .head_dim_v = 8};
 }
 

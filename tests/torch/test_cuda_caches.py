@@ -62,6 +62,29 @@ def test_the_cpu_gives_the_same(name):
     torch.testing.assert_close(lse.cpu(), want_lse, atol=1e-3, rtol=1e-3)
 
 
+def cpu_of(cache):
+    """The cache in float32, in host memory."""
+    return KvCache(cache.k.float().cpu(), cache.v.float().cpu(), cache.page_table.cpu(), cache.seqlens.cpu())
+
+
+@pytest.mark.parametrize("name", ["causal", "window", "bounds", "tree", "blocks"])
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (192, 128), (192, 192), (256, 256), (72, 40)])
+@pytest.mark.parametrize("group", [1, 4, 6])
+def test_prefill_beside_decode(name, dims, group):
+    """Tall tiles, with requests of many rows, of few, of none, and of more rows than keys."""
+    dim, dim_v = dims
+    cache = long_cache(dim, (800, 300, 513, 40, 0), dim_v=dim_v)
+    ends = torch.tensor([0, 300, 301, 350, 400, 420], dtype=torch.int32)
+    q = torch.randn(420, 2 * group, dim, device="cuda").bfloat16()
+    mask = invariant_masks(cache)[name]
+    out, lse = flashmask_with_kvcache(q, cache, mask, cu_seqlens_q=ends.cuda(), return_softmax_lse=True)
+    want, want_lse = flashmask_with_kvcache(
+        q.float().cpu(), cpu_of(cache), moved(mask, "cpu"), cu_seqlens_q=ends, return_softmax_lse=True
+    )
+    torch.testing.assert_close(out.cpu().float(), want, atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(lse.cpu(), want_lse, atol=1e-3, rtol=1e-3)
+
+
 @pytest.mark.parametrize("name", ["causal", "bounds", "tree", "blocks"])
 def test_one_graph_serves_all_lengths(name):
     q, k, v, table = draw()
@@ -267,9 +290,9 @@ def same(a, b):
     return all(map(torch.equal, a, b))
 
 
-def long_cache(dim, lengths=LENGTHS, page=64):
+def long_cache(dim, lengths=LENGTHS, page=64, dim_v=None):
     pages = -(-max(lengths) // page)
-    k, v = (torch.randn(len(lengths) * pages, page, 2, dim, device="cuda").bfloat16() for _ in range(2))
+    k, v = (torch.randn(len(lengths) * pages, page, 2, d, device="cuda").bfloat16() for d in (dim, dim_v or dim))
     table = torch.randperm(len(k), device="cuda").int().view(len(lengths), pages)
     return KvCache(k, v, table, torch.tensor(lengths, dtype=torch.int32, device="cuda"))
 
@@ -299,7 +322,7 @@ def part(cache, mask, b):
 
 @pytest.mark.parametrize("name", ["causal", "window", "narrow", "bounds", "tree", "blocks"])
 @pytest.mark.parametrize("dim", [64, 128, 192, 256])
-@pytest.mark.parametrize("rows", [3, 12])
+@pytest.mark.parametrize("rows", [3, 12, 40])
 def test_a_request_has_its_bits_in_any_batch(name, dim, rows):
     cache = long_cache(dim)
     mask = invariant_masks(cache)[name]
@@ -313,6 +336,27 @@ def test_a_request_has_its_bits_in_any_batch(name, dim, rows):
         alone = run(q[b : b + 1], own, own_mask)
         assert same(alone, (out[b : b + 1], lse[b : b + 1])), b
         assert same(alone, run(q[b : b + 1], own, own_mask, max_ctas=1)), b
+
+
+@pytest.mark.parametrize("name", ["causal", "window", "bounds", "blocks"])
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (192, 128), (192, 192), (256, 256)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.skipif(os.environ.get("FLASHMASK_KERNELS", "auto") not in ("auto", "sm90"), reason="they promise L1 alone")
+def test_rows_have_their_bits_in_chunks_of_any_size(name, dims, dtype):
+    """L2: a row of a prefill is that of decode and of verification."""
+    keys, rows = 1500, 300
+    cache = long_cache(dims[0], (keys,), dim_v=dims[1])
+    cache = KvCache(cache.k.to(dtype), cache.v.to(dtype), cache.page_table, cache.seqlens)
+    mask = invariant_masks(cache)[name]
+    q = torch.randn(1, rows, 8, dims[0], device="cuda").to(dtype)
+    out, lse = run(q, cache, mask)
+    torch.testing.assert_close(out, flashmask_with_kvcache(q, cache, mask), atol=2e-2, rtol=2e-2)
+    for size in (1, 7, 64, 130):
+        for begin in range(0, rows, size if size > 1 else 37):
+            end = min(begin + size, rows)
+            cache.seqlens.fill_(keys - rows + end)
+            chunk = run(q[:, begin:end].contiguous(), cache, mask)
+            assert same(chunk, (out[:, begin:end], lse[..., begin:end])), (begin, size)
 
 
 def test_empty_requests_change_no_bit():
@@ -407,6 +451,6 @@ def test_scratch_is_bounded_and_explained():
     )
     assert CachePlan(4096, 4096, 8192, 32, 8, 128, device="cuda").bytes < (15e6 if is_hopper else 25e6)
     if is_hopper:
-        assert said["kernel"] == "sm90.decode.bf16.d64.dv64.s2" and "boxes of 16 keys by TMA" in said["pages"]
+        assert said["kernel"] == "sm90.decode.bf16.d64.dv64.c1" and "boxes of 16 keys by TMA" in said["pages"]
     cache.k = padded(cache.k)
     assert "gathered key by key" in json.loads(explain(device_q, cache))["pages"]

@@ -20,6 +20,8 @@ masks     the time of building a mask's vectors, family by family
 cycles    cycles of the kernels; with --old LIBRARY of two libraries that take turns
 decode    decode over KV caches, against FlashAttention-3, FlashInfer and XQA, and a stream that only reads; needs the
           PyTorch package (FLASHMASK_TORCH_LIBRARY)
+prefill   chunks of rows and drafts over KV caches, against our contiguous forward, FlashAttention-3 and FlashInfer;
+          likewise
 first     time from ready inputs to the first output, in a fresh process
 """
 
@@ -45,8 +47,9 @@ COMMANDS = {  # and the modules beside this one that have them
     "first": "time_to_first_output",
     "cycles": "cycles",
     "decode": "decode",
+    "prefill": "prefill",
 }
-OF_THEIR_OWN = ("paper", "cycles", "decode")  # commands that say what their options are
+OF_THEIR_OWN = ("paper", "cycles", "decode", "prefill")  # commands that say what their options are
 ROUNDS = {"sparsity": 3, "small": 7, "features": 5, "blocks": 5, "padding": 7, "maskcost": 9}
 ROUNDS |= {"plan": 7, "masks": 7, "first": 5}
 BOTH_DIRECTIONS = {"small": "bwd: the forward and its backward"}

@@ -85,7 +85,7 @@ Problem common_part(const CachedProblem& p) {
   return common;
 }
 
-std::string cached_refusal(const CachedProblem& p) {
+std::string cached_refusal(const CachedProblem& p, int32_t packed_rows) {
   if (std::ranges::find(kDataTypes, p.dtype) == std::end(kDataTypes))
     return message("q is ", name(p.dtype), "; cast to bfloat16 or float16");
   if (p.pages > INT32_MAX) return message("the cache has ", p.pages, " pages; it must have less than 2^31");
@@ -96,7 +96,7 @@ std::string cached_refusal(const CachedProblem& p) {
     return message("a request has room for ", p.capacity, " keys; it must be at most ", kMostKeys);
   if (std::string why = slopes_refusal(p); !why.empty()) return why;
   if (std::string why = room_refusal(p); !why.empty()) return why;
-  return p.plan ? "" : WorkPlanLayout::refusal(capacities_of(p));
+  return p.plan ? "" : WorkPlanLayout::refusal(capacities_of(p), packed_rows);
 }
 
 WorkPlanLayout own_plan(const CachedProblem& p, const WorkPlaces& places) { return {capacities_of(p), places}; }
@@ -148,7 +148,7 @@ int64_t cached_ctas(const CachedProblem& p, const WorkPlaces& places) {
 }
 
 WorkPlanLayout planned_layout(const CachedCapacities& c, const WorkPlaces& places) {
-  if (const std::string why = WorkPlanLayout::refusal(c); !why.empty()) throw_unsupported(why);
+  if (const std::string why = WorkPlanLayout::refusal(c, places.packed_rows); !why.empty()) throw_unsupported(why);
   return {c, places};
 }
 
@@ -167,6 +167,9 @@ void build_plan(const CachedProblem& p, const CachedPlan& plan, const WorkPlanLa
 }
 
 std::string shares_text(const CachedProblem& p, const WorkPlaces& places) {
+  if (p.batch_invariant && places.packed_rows > kPackedRows)
+    return message("at multiples of ", p.split_size, " keys, whole row tiles in ", places.shares,
+                   " shares of live blocks, each split folded into those before");
   if (p.batch_invariant)
     return message("at multiples of ", p.split_size, " keys, whole splits in ", places.shares,
                    " shares of live blocks, folded in ascending order by the last to arrive");

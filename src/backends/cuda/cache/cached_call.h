@@ -20,8 +20,8 @@ namespace flashmask::cuda {
 /// take longer to merge than to read.
 inline constexpr int32_t kLeastBlocks = 1, kSplitBlocks = 2;
 
-/// Why no kernel takes the call whatever its head dims; empty if they may.
-std::string cached_refusal(const CachedProblem& p);
+/// Why no kernel of tiles of so many packed rows takes the call whatever its head dims; empty if they may.
+std::string cached_refusal(const CachedProblem& p, int32_t packed_rows = kPackedRows);
 
 /// The call's device, head dims and scores, as calls over tensors have them.
 Problem common_part(const CachedProblem& p);

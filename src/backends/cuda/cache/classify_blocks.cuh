@@ -104,13 +104,19 @@ __device__ __forceinline__ void store_half(uint32_t* list, int32_t half_word, in
   }
 }
 
-/// Sets one of `half_words` half words of the class bits of all lists of a request: a warp for each block of 128 keys
+/// Row tiles of a request that a CTA classifies blocks for at a time.
+inline constexpr int kClassifyTiles = 8;
+
+/// Sets one of `half_words` half words of the class bits of some lists of a request: a warp for each block of 128 keys
 /// that lies in the half word and in the request's room.
 __device__ inline void classify_blocks(const WorkPlan& plan, const CachedView& call, int32_t half_words) {
   __shared__ uint8_t classes[2][32];
   wait_for_previous();
   allow_next();
-  const int64_t b = blockIdx.x / static_cast<uint32_t>(half_words);
+  const uint32_t list_of_all = blockIdx.x / static_cast<uint32_t>(half_words),
+                 batch = static_cast<uint32_t>(call.batch);
+  const int64_t b = list_of_all % batch, first_tile = int64_t{list_of_all / batch} * kClassifyTiles,
+                step = int64_t{gridDim.x / (half_words * batch)} * kClassifyTiles;
   const SequenceView sequence(call, b);
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32),
             warps = static_cast<int>(blockDim.x / 32);
@@ -120,11 +126,12 @@ __device__ inline void classify_blocks(const WorkPlan& plan, const CachedView& c
   if (first_block / kBlocksOfWord * kBlocksOfWord * kBlockKeys >= sequence.keys()) return;
   const TileSlots slots{plan, call};
   const int64_t first_slot = slots.first(b, sequence.rows().begin), tiles = slots.count(sequence.rows().count);
+  if (first_tile >= tiles) return;
   int turn = 0;
   for (int32_t head = 0; head < plan.mask_heads; ++head) {
     const LaneKeys keys(sequence, (first_block + warp) * kBlockKeys, head,
                         reinterpret_cast<HiddenIntervals*>(dynamic_shared_memory()));
-    for (int64_t t = 0; t < tiles && first_slot + t < plan.tile_slots; ++t, turn ^= 1) {
+    for (int64_t t = first_tile; t < tiles && first_slot + t < plan.tile_slots; turn ^= 1) {
       RowTile tile;
       slots.place(t, sequence.rows().count, tile);
       const int64_t row = sequence.first_row() + tile.first_row, end = row + tile.row_count;
@@ -141,6 +148,7 @@ __device__ inline void classify_blocks(const WorkPlan& plan, const CachedView& c
           store_half(plan.full_bits + list * plan.words, half_word, half_words, full_half);
         }
       }
+      if (++t % kClassifyTiles == 0) t += step - kClassifyTiles;
     }
   }
 }

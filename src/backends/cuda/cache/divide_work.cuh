@@ -23,18 +23,22 @@ class WorkDivider {
     int32_t rows_begin[kRequests];
     int64_t blocks_before[kTiles];
     Sums of_warp[kDivideThreads / 32];
+    int32_t most_dealt;  ///< blocks of a CTA, where units are dealt whole
   };
 
   __device__ __forceinline__ WorkDivider(const WorkPlan& plan, const CachedView& call, Shared& shared)
       : plan_(plan), call_(call), slots_{plan, call}, shared_(shared) {}
 
   __device__ __forceinline__ void run() {
+    if (threadIdx.x == 0) shared_.most_dealt = 0;
     load_requests();
     const Sums all = list_tiles();
     write_shares(all);
   }
 
  private:
+  static constexpr int64_t kDealtMore = 6;  ///< a CTA may have one in so many beyond its share, in whole units
+
   __device__ __forceinline__ void load_requests() {
     if (!call_.is_packed) return;
     for (int64_t b = threadIdx.x; b < min(call_.batch, int64_t{Shared::kRequests}); b += kDivideThreads)
@@ -75,11 +79,12 @@ class WorkDivider {
     tile.tail = static_cast<int32_t>(sizes.tail);
     slots_.place(t, sizes.rows.count, tile);
     tile.list = tile.live_list = static_cast<int32_t>(slot * plan_.mask_heads);
-    if (!has_splits()) return {1, plan_.has_classes ? count_classes(tile) : count_band(sequence, tile)};
+    if (!lists_splits()) return {1, plan_.has_classes ? count_classes(tile) : count_band(sequence, tile)};
     if (!plan_.has_classes) count_band(sequence, tile);
     return count_splits(tile);
   }
-  __device__ __forceinline__ bool has_splits() const { return plan_.invariant_blocks > 0; }
+  __device__ __forceinline__ bool has_whole_units() const { return plan_.invariant_blocks > 0; }
+  __device__ __forceinline__ bool lists_splits() const { return has_whole_units() && !plan_.folds(); }
   /// A unit without a live block has one all the same: its rows have to be written.
   __device__ __forceinline__ int64_t count_band(const SequenceView& sequence, RowTile& tile) const {
     const auto [begin, end] = sequence.reach(sequence.first_row() + tile.first_row, tile.row_count);
@@ -198,7 +203,7 @@ class WorkDivider {
       const Sums sums = add_up(own, all);
       if (own.tiles > 0) {
         const Sums place{before.tiles + sums.tiles, before.blocks + sums.blocks};
-        if (has_splits()) {
+        if (lists_splits()) {
           list_splits(tile, own, place);
         } else {
           list(tile, place);
@@ -242,24 +247,47 @@ class WorkDivider {
   __device__ __forceinline__ int64_t blocks_before(int64_t tile) const {
     return tile < Shared::kTiles ? shared_.blocks_before[tile] : plan_.tiles[tile].blocks_before;
   }
-  __device__ __forceinline__ void write_shares(const Sums& all) const {
+  __device__ __forceinline__ void write_shares(const Sums& all) {
     const int64_t in_parts = all.blocks / max(kMostParts * plan_.heads_kv * all.tiles, int64_t{1});
     const int64_t least = max(int64_t{plan_.least_blocks}, min(int64_t{plan_.split_blocks}, in_parts));
     const int64_t most = min(max(all.blocks / least, int64_t{all.blocks > 0}), int64_t{plan_.most_shares}),
                   shares = whole_units(most, all);
+    const bool deals = deals_units(all);
     for (int32_t n = static_cast<int32_t>(threadIdx.x); n < plan_.most_shares; n += kDivideThreads) {
       Share share{};
-      if (n < shares) find_share(n, all, shares, share);
+      share.dealt = deals ? static_cast<int32_t>(all.tiles) : 0;
+      if (n < shares && !deals) find_share(n, all, shares, share);
       plan_.shares[n] = share;
-      if (!has_splits()) plan_.arrived[n] = 0;
+      if (!has_whole_units()) plan_.arrived[n] = 0;
     }
   }
+  __device__ __forceinline__ bool is_tall() const { return plan_.packed_rows > kPackedRows; }
+  /// True if no CTA has much more than its share where whole units are dealt.
+  __device__ __forceinline__ bool deals_units(const Sums& all) {
+    if (!is_tall() || plan_.folds()) return is_tall();
+    const auto ctas = static_cast<int32_t>(plan_.most_shares), tiles = static_cast<int32_t>(all.tiles);
+    for (auto own = static_cast<int32_t>(threadIdx.x); own < ctas; own += kDivideThreads) {
+      int32_t blocks = 0;
+#pragma unroll 4
+      for (DealtUnits dealt(tiles * plan_.heads_kv, ctas, own); dealt.is_left(); dealt.advance())
+        if (dealt.has_unit()) blocks += unit_blocks(tiles, dealt.unit());
+      atomicMax(&shared_.most_dealt, blocks);
+    }
+    __syncthreads();
+    const int64_t share = all.blocks / ctas;
+    return shared_.most_dealt <= share + share / kDealtMore;
+  }
+  __device__ __forceinline__ int32_t unit_blocks(int32_t tiles, int32_t n) const {
+    const RowTile& tile = plan_.tiles[dealt_tile(tiles, n, plan_.heads_kv)];
+    return plan_.mask_heads == 1 ? tile.live_blocks : plan_.live[tile.live_list + n % plan_.heads_kv];
+  }
+
   /// At most so many shares. Short ones are as many as lie in one unit each if all are alike and hardly fewer: a second
   /// unit takes long beside a short share.
   __device__ __forceinline__ int64_t whole_units(int64_t most, const Sums& all) const {
     constexpr int64_t kShortBlocks = 8;
     const int64_t units = all.tiles * plan_.heads_kv;
-    if (has_splits()) return most;
+    if (has_whole_units()) return most;
     if (units == 0 || units > most || all.blocks > kShortBlocks * most) return most;
     const int64_t whole = quotient(most, units) * units;
     return 16 * whole >= 15 * most ? whole : most;
@@ -286,7 +314,7 @@ class WorkDivider {
     } else {
       while (rest >= (live = plan_.live[tile.live_list + begin.kv_head])) rest -= live, ++begin.kv_head;
     }
-    if (!has_splits() || rest == 0) {
+    if (!has_whole_units() || rest == 0) {
       begin.skipped = static_cast<int32_t>(rest);
     } else {  // the unit is the share's before
       begin.block += live - rest;
@@ -296,7 +324,8 @@ class WorkDivider {
   }
   __device__ __forceinline__ void find_share(int64_t n, const Sums& all, int64_t shares, Share& share) const {
     const Begin begin = find_begin(n, all, shares);
-    const int64_t end = has_splits() ? find_begin(n + 1, all, shares).block : first_block_of(n + 1, all.blocks, shares);
+    const int64_t end =
+        has_whole_units() ? find_begin(n + 1, all, shares).block : first_block_of(n + 1, all.blocks, shares);
     share.all_blocks = all.blocks;
     share.shares = static_cast<int32_t>(shares);
     share.blocks = static_cast<int32_t>(end - begin.block);

@@ -39,17 +39,17 @@ struct PartialRow {
   float *values, *largest, *sum;
 };
 
-/// The partial results of a unit, in ascending order of keys, in which they are added up.
-template <typename Element, int kColumns>
+/// The partial results of a unit of at most kRows packed rows, in ascending order of keys, in which they are added up.
+template <typename Element, int kColumns, int kRows = kPackedRows>
 class PartialResults {
  public:
-  static constexpr int kFloats = partial_floats(kColumns);
+  static constexpr int kFloats = partial_floats(kRows, kColumns);
   /// Floats: packed rows of weighted values, then largest scores, then sums of weights.
   __device__ __forceinline__ static float* values(const CachedParams& p, int32_t partial) {
     return p.plan.partials + int64_t{partial} * kFloats;
   }
-  __device__ __forceinline__ static float* largest(float* values) { return values + kPackedRows * kColumns; }
-  __device__ __forceinline__ static float* sums(float* values) { return largest(values) + kPackedRows; }
+  __device__ __forceinline__ static float* largest(float* values) { return values + kRows * kColumns; }
+  __device__ __forceinline__ static float* sums(float* values) { return largest(values) + kRows; }
   /// The place of a packed row of the unit's own result, of a row and head of the tile.
   __device__ __forceinline__ static PartialRow row(const CachedParams& p, const UnitPart& work, int32_t packed,
                                                    int32_t row, int32_t head) {
@@ -176,10 +176,10 @@ class PartialResults {
       return n == 0 ? first : others + int64_t{n - 1} * kFloats;
     }
     __device__ __forceinline__ float largest_of(int32_t n) const {
-      return n < parts ? __ldcg(part(n) + kPackedRows * kColumns + row) : -INFINITY;
+      return n < parts ? __ldcg(part(n) + kRows * kColumns + row) : -INFINITY;
     }
     __device__ __forceinline__ float sum_of(int32_t n) const {
-      return n < parts ? __ldcg(part(n) + kPackedRows * (kColumns + 1) + row) : 0.f;
+      return n < parts ? __ldcg(part(n) + kRows * (kColumns + 1) + row) : 0.f;
     }
     __device__ __forceinline__ float2 pair_of(int32_t n, int pair) const {
       return n < parts ? __ldcg(reinterpret_cast<const float2*>(part(n) + row * kColumns) + lane + kLanes * pair)

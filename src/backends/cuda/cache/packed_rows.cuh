@@ -75,9 +75,9 @@ struct InterleavedColumns {
 
 /// Stores one of a thread's two rows of O that is there: the result, or a unit's part of it. `largest` is the row's
 /// largest score (log2), `sum` its weights' sum.
-template <typename Element, int kColumns, typename Columns = NaturalColumns>
+template <typename Element, int kColumns, typename Columns = NaturalColumns, int kRows = kPackedRows>
 struct RowStore {
-  using Partials = PartialResults<Element, kColumns>;
+  using Partials = PartialResults<Element, kColumns, kRows>;
   const CachedParams& p;
   const UnitPart& work;
 
@@ -132,9 +132,9 @@ __device__ __forceinline__ void count_partial(const CachedParams& p, const UnitP
 }
 
 /// Adds up a unit's partial results with kWarps warps, of which the caller is the warp-th, and stores them.
-template <typename Element, int kColumns, int kWarps>
+template <typename Element, int kColumns, int kWarps, int kRows = kPackedRows>
 __device__ __forceinline__ void merge_unit(const CachedParams& p, const UnitPart& work, int32_t warp) {
-  using Partials = PartialResults<Element, kColumns>;
+  using Partials = PartialResults<Element, kColumns, kRows>;
 #pragma unroll 1
   for (int32_t row = warp * Partials::kRowsAtOnce; row < work.count(); row += kWarps * Partials::kRowsAtOnce)
     Partials::merge_rows(p, work, row);

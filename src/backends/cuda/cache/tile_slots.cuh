@@ -28,8 +28,8 @@ struct TileSlots {
     const int64_t row = plan.head_parts > 1 ? quotient(t, plan.head_parts) : t * plan.rows_of_tile;
     tile.first_row = static_cast<int32_t>(row);
     tile.row_count = static_cast<int32_t>(min(int64_t{plan.rows_of_tile}, rows - row));
-    tile.first_head = plan.head_parts > 1 ? static_cast<int32_t>(t % plan.head_parts) * kPackedRows : 0;
-    tile.head_count = min(plan.group - tile.first_head, kPackedRows);
+    tile.first_head = plan.head_parts > 1 ? static_cast<int32_t>(t % plan.head_parts) * plan.packed_rows : 0;
+    tile.head_count = min(plan.group - tile.first_head, plan.packed_rows);
   }
 };
 

@@ -19,6 +19,12 @@ class UnitWalk {
       for (int32_t h = 0; h < head_; ++h) before_ += plan.live[tile_.live_list + h];
     }
   }
+  /// The n-th of units of `tiles` row tiles that are dealt whole.
+  __device__ __forceinline__ void take(const WorkPlan& plan, int32_t tiles, int32_t n) {
+    tile_index_ = dealt_tile(tiles, n, plan.heads_kv);
+    tile_ = plan.tiles[tile_index_];
+    head_ = n % plan.heads_kv;
+  }
   __device__ __forceinline__ void next(const WorkPlan& plan) {
     before_ += live_blocks(plan);
     if (++head_ < plan.heads_kv) return;
@@ -30,6 +36,10 @@ class UnitWalk {
   __device__ __forceinline__ int32_t head() const { return head_; }
   __device__ __forceinline__ int32_t live_blocks(const WorkPlan& plan) const {
     return plan.mask_heads == 1 ? tile_.live_blocks : plan.live[tile_.live_list + head_];
+  }
+  /// A unit that is dealt whole.
+  __device__ __forceinline__ UnitPart whole(const CachedParams& p) const {
+    return {live_blocks(p.plan), head_, inside(p), 0, 0, 0, 0};
   }
   /// The unit's part of `blocks` in share n.
   __device__ __forceinline__ UnitPart part(const CachedParams& p, int32_t n, const Share& share, int32_t blocks) const {

@@ -4,12 +4,16 @@
 // How the kernels over caches divide their work, which a plan's kernels write and the attention kernels read.
 //
 // A unit of work is a row tile under one key head: up to 64 packed rows of a request (row i of the call's and head g of
-// the group, i * heads + g) over the live blocks of 128 keys. Units in order of row tile and key head have all live
-// blocks in a row, and shares are equal stretches of it, as many as the device has places for CTAs. So a unit lies in
-// one share, which then has its result, or in several in ascending order, whose partial results are merged.
+// the group, i * heads + g), or 128 in tall tiles, over the live blocks of 128 keys. Units in order of row tile and key
+// head have all live blocks in a row, and shares are equal stretches of it, as many as the device has places for CTAs.
+// So a unit lies in one share, which then has its result, or in several in ascending order, whose partial results are
+// merged.
 //
 // With batch_invariant a unit has the blocks of one split of the sequence, and shares have whole units: a row tile is
 // listed once for each split in which it has live blocks. The results of a sequence of several splits are folded.
+//
+// Units of tall tiles are dealt whole where they are many or alike, and always with batch_invariant, whose splits they
+// fold one into another: CTAs that begin units at about the same time read the same keys, and find them in L2.
 
 #include <cstdint>
 
@@ -19,12 +23,14 @@
 namespace flashmask::cuda {
 
 inline constexpr int kPackedRows = 64, kBlockKeys = 128;
+/// Packed rows of a tall tile, by two warpgroups.
+inline constexpr int kTallPackedRows = 2 * kPackedRows;
 /// Shares that a unit should lie in at most: merging takes longer than reading a few more blocks.
 inline constexpr int kMostParts = 16;
 /// Words of class bits come by warps: 32 of 32 blocks each.
 inline constexpr int kBlocksOfWord = 32;
 
-/// Up to 64 packed rows of one request.
+/// Up to WorkPlan::packed_rows packed rows of one request.
 struct RowTile {
   int64_t blocks_before;  ///< live blocks of all units of the row tiles before
   int32_t request;
@@ -49,7 +55,7 @@ struct Share {
   int32_t blocks;      ///< the share's; 0: it has no work
   int64_t all_blocks;  ///< the call's
   int32_t shares;      ///< that have work
-  int32_t unused;
+  int32_t dealt;       ///< row tiles whose units are dealt whole to CTAs; 0: shares have the work
 };
 static_assert(sizeof(Share) == 104);
 
@@ -101,10 +107,18 @@ struct WorkPlan {
   int32_t group, heads_kv;
   int32_t has_classes;       ///< blocks are live by class bits
   int32_t invariant_blocks;  ///< with batch_invariant blocks of a split, which shares have whole; else 0
-  int32_t last_split;        ///< first block of the last split, which has all blocks behind it, too
+  int32_t last_split;        ///< first block of the last split that is listed, which has all blocks behind it, too
   int32_t splits;            ///< the most of a sequence; 1 without batch_invariant
   int32_t split_rows;        ///< the most packed rows of all tiles together
+  int32_t packed_rows;       ///< the most that a tile has
 
+  /// The end of the split that a block is in, likewise, where units have all splits.
+  FLASHMASK_RULE int32_t own_split_end(int32_t block, int32_t blocks) const {
+    const int32_t n = block / invariant_blocks + 1;
+    return n < splits && n * invariant_blocks < blocks ? n * invariant_blocks : blocks;
+  }
+  /// True if units have all splits of a sequence.
+  FLASHMASK_RULE bool folds() const { return invariant_blocks > 0 && packed_rows > kPackedRows; }
   /// The end of the split that begins at a block, in a sequence of so many.
   FLASHMASK_RULE int32_t split_end(int32_t first, int32_t blocks) const {
     if (first >= last_split || blocks - first < invariant_blocks) return blocks;
@@ -112,15 +126,28 @@ struct WorkPlan {
   }
 };
 
+/// The units that are dealt whole to a CTA, one of each round; every other round goes backwards, so that the units of a
+/// CTA are together about as long as another's.
+struct DealtUnits {
+  int32_t units, ctas, own, round = 0, first = 0;
+  FLASHMASK_RULE DealtUnits(int32_t all, int32_t ctas_of_call, int32_t cta)
+      : units(all), ctas(ctas_of_call), own(cta) {}
+  FLASHMASK_RULE bool is_left() const { return first < units; }
+  FLASHMASK_RULE int32_t unit() const { return first + (round % 2 == 0 ? own : ctas - 1 - own); }
+  FLASHMASK_RULE bool has_unit() const { return unit() < units; }
+  FLASHMASK_RULE void advance() { ++round, first += ctas; }
+};
+/// The row tile of a unit that is dealt: the list backwards, since with a causal mask a request's last is its longest.
+FLASHMASK_RULE int32_t dealt_tile(int32_t tiles, int32_t unit, int32_t heads_kv) { return tiles - 1 - unit / heads_kv; }
+
 /// The bits of a word of blocks from `begin` on, before `end`.
 FLASHMASK_RULE uint32_t blocks_between(int32_t begin, int32_t end) {
   const uint32_t from = begin <= 0 ? ~0u : begin < kBlocksOfWord ? ~0u << begin : 0;
   return end >= kBlocksOfWord ? from : end > 0 ? from & ~(~0u << end) : 0;
 }
 
-/// Floats of a partial result of 64 rows: each row's sum of weighted values, its largest score (log2) and its weights'
-/// sum.
-constexpr int partial_floats(int head_dim_v) { return kPackedRows * (head_dim_v + 2); }
+/// Floats of a tile's partial result: each row's sum of weighted values, its largest score (log2) and its weights' sum.
+constexpr int partial_floats(int packed_rows, int head_dim_v) { return packed_rows * (head_dim_v + 2); }
 /// Floats of the results of splits, by split and packed row of the call: all sums of weighted values, then for each row
 /// the largest score (log2) and the weights' sum.
 constexpr int split_floats(int head_dim_v) { return head_dim_v + 2; }

@@ -36,13 +36,13 @@ namespace {
 constexpr int64_t kKeysOfWord = kBlockKeys * kBlocksOfWord;
 
 /// Rows of a tile of packed rows, and tiles that a row takes.
-int64_t tile_rows(int64_t group) { return std::max<int64_t>(kPackedRows / group, 1); }
-int64_t head_parts(int64_t group) { return ceil_div(group, int64_t{kPackedRows}); }
+int64_t tile_rows(int64_t group, int64_t packed_rows) { return std::max<int64_t>(packed_rows / group, 1); }
+int64_t head_parts(int64_t group, int64_t packed_rows) { return ceil_div(group, packed_rows); }
 
 /// Slots for the row tiles of any rows that fit.
-int64_t tile_slots(const CachedCapacities& c) {
-  const int64_t group = c.heads_q / c.heads_kv, parts = head_parts(group);
-  if (parts == 1) return c.max_rows / tile_rows(group) + c.max_batch;
+int64_t tile_slots(const CachedCapacities& c, int64_t packed_rows) {
+  const int64_t group = c.heads_q / c.heads_kv, parts = head_parts(group, packed_rows);
+  if (parts == 1) return c.max_rows / tile_rows(group, packed_rows) + c.max_batch;
   return checked_product(c.max_rows, parts).value_or(INT64_MAX);
 }
 
@@ -83,13 +83,13 @@ int64_t WorkPlanLayout::take(int64_t bytes) {
   return at;
 }
 
-std::string WorkPlanLayout::refusal(const CachedCapacities& c) {
+std::string WorkPlanLayout::refusal(const CachedCapacities& c, int32_t packed_rows) {
   constexpr int64_t kMost = INT32_MAX, kMostBytes = int64_t{1} << 40;
   if (c.max_rows <= kMost && c.max_batch <= kMost) {
-    const int64_t slots = tile_slots(c);
+    const int64_t slots = tile_slots(c, packed_rows);
     const auto bytes = checked_product(slots, c.heads_kv, ceil_div(c.max_keys, kKeysOfWord), 8);
     if (slots <= kMost / c.heads_kv && bytes && *bytes <= kMostBytes)
-      return c.batch_invariant ? splits_refusal(c, slots) : "";
+      return c.batch_invariant && packed_rows == kPackedRows ? splits_refusal(c, slots) : "";
   }
   return message("a plan for ", c.max_batch, " requests, ", c.max_rows, " rows, ", c.max_keys,
                  " keys of a request and ", c.heads_kv,
@@ -99,23 +99,28 @@ std::string WorkPlanLayout::refusal(const CachedCapacities& c) {
 
 WorkPlanLayout::WorkPlanLayout(const CachedCapacities& c, const WorkPlaces& places)
     : places_(places),
-      tile_slots_(tile_slots(c)),
+      tile_slots_(tile_slots(c, places.packed_rows)),
       group_(c.heads_q / c.heads_kv),
       heads_kv_(c.heads_kv),
       split_blocks_(c.batch_invariant ? c.split_size / kBlockKeys : 0),
       splits_(splits_of(c)),
+      listed_splits_(places.packed_rows > kPackedRows ? 1 : splits_),
       split_rows_(c.max_rows * c.heads_q) {
   words_ = ceil_div(c.max_keys, kKeysOfWord);
   const int64_t lists = tile_slots_ * heads_kv_, bits = lists * words_ * 4, shares = places.shares;
   shares_ = take(shares * static_cast<int64_t>(sizeof(Share)));
   arrived_ = take((c.batch_invariant ? lists : shares) * 4);
-  tiles_ = take(tile_slots_ * splits_ * static_cast<int64_t>(sizeof(RowTile)));
-  live_ = take(lists * splits_ * 4);
+  tiles_ = take(tile_slots_ * listed_splits_ * static_cast<int64_t>(sizeof(RowTile)));
+  live_ = take(lists * listed_splits_ * 4);
   live_bits_ = take(bits);
   full_bits_ = take(bits);
-  partials_ = take((c.batch_invariant ? splits_ * split_rows_ * split_floats(places.head_dim_v)
-                                      : 2 * shares * int64_t{partial_floats(places.head_dim_v)}) *
-                   4);
+  partials_ = take(partial_results(c) * 4);
+}
+
+int64_t WorkPlanLayout::partial_results(const CachedCapacities& c) const {
+  const int64_t of_shares = int64_t{places_.shares} * partial_floats(places_.packed_rows, places_.head_dim_v);
+  if (!c.batch_invariant) return 2 * of_shares;
+  return places_.packed_rows > kPackedRows ? of_shares : splits_ * split_rows_ * split_floats(places_.head_dim_v);
 }
 
 WorkPlan WorkPlanLayout::at(std::byte* memory, const CachedProblem& p) const {
@@ -132,15 +137,16 @@ WorkPlan WorkPlanLayout::at(std::byte* memory, const CachedProblem& p) const {
           .least_blocks = places_.least_blocks,
           .split_blocks = places_.split_blocks,
           .tile_slots = static_cast<int32_t>(tile_slots_),
-          .rows_of_tile = static_cast<int32_t>(tile_rows(group_)),
-          .head_parts = static_cast<int32_t>(head_parts(group_)),
+          .rows_of_tile = static_cast<int32_t>(tile_rows(group_, places_.packed_rows)),
+          .head_parts = static_cast<int32_t>(head_parts(group_, places_.packed_rows)),
           .group = static_cast<int32_t>(group_),
           .heads_kv = static_cast<int32_t>(heads_kv_),
           .has_classes = has_classes(p),
           .invariant_blocks = static_cast<int32_t>(split_blocks_),
-          .last_split = static_cast<int32_t>((splits_ - 1) * split_blocks_),
+          .last_split = static_cast<int32_t>((listed_splits_ - 1) * split_blocks_),
           .splits = static_cast<int32_t>(splits_),
-          .split_rows = static_cast<int32_t>(split_rows_)};
+          .split_rows = static_cast<int32_t>(split_rows_),
+          .packed_rows = places_.packed_rows};
 }
 
 CachedCapacities capacities_of(const CachedProblem& p) {
@@ -159,9 +165,11 @@ void launch_work_plan(const WorkPlan& plan, const CachedProblem& p, LaunchChain&
   if (plan.has_classes) {
     const int64_t blocks = std::min<int64_t>(plan.words * kBlocksOfWord, ceil_div(p.capacity, int64_t{kBlockKeys})),
                   half_words = ceil_div(blocks, int64_t{kClassifyWarps});
+    // Requests have row tiles enough for so many CTAs on average; one that has more goes round.
+    const int64_t chunks = ceil_div(int64_t{plan.tile_slots}, kClassifyTiles * p.batch);
     const int threads = 32 * static_cast<int>(std::min<int64_t>(blocks, kClassifyWarps));
     chain.launch("launch of the kernel that classifies a cache's blocks", &flashmask_sm90_cache_blocks,
-                 half_words * p.batch, threads, threads * kClassifyCachedBytes, plan, p.view,
+                 half_words * p.batch * chunks, threads, threads * kClassifyCachedBytes, plan, p.view,
                  static_cast<int32_t>(half_words));
   }
   chain.launch("launch of the kernel that divides work over a cache", &flashmask_sm90_cache_shares, 1, kDivideThreads,

@@ -18,7 +18,7 @@ namespace flashmask::cuda {
 struct WorkPlaces {
   int32_t shares;                      ///< places for CTAs on the device
   int32_t least_blocks, split_blocks;  ///< see WorkPlan
-  int32_t head_dim_v;                  ///< the kernel's tile has
+  int32_t packed_rows, head_dim_v;     ///< the kernel's tile has
 };
 
 /// Layout of a plan in device memory: sizes follow from capacities alone.
@@ -26,8 +26,8 @@ class WorkPlanLayout {
  public:
   /// `capacities` have no refusal().
   WorkPlanLayout(const CachedCapacities& capacities, const WorkPlaces& places);
-  /// Why the kernels cannot count in such a plan; empty if they can.
-  static std::string refusal(const CachedCapacities& capacities);
+  /// Why kernels of tiles of so many packed rows cannot count in such a plan; empty if they can.
+  static std::string refusal(const CachedCapacities& capacities, int32_t packed_rows = kPackedRows);
 
   int64_t bytes() const { return bytes_; }
   /// The plan at `memory`, aligned to kWorkspaceAlignment, for calls with the problem's mask.
@@ -35,9 +35,11 @@ class WorkPlanLayout {
 
  private:
   int64_t take(int64_t bytes);
+  /// Floats of the results that CTAs hand to one another, or keep.
+  int64_t partial_results(const CachedCapacities& capacities) const;
 
   WorkPlaces places_;
-  int64_t tile_slots_, words_, group_, heads_kv_, split_blocks_, splits_, split_rows_;
+  int64_t tile_slots_, words_, group_, heads_kv_, split_blocks_, splits_, listed_splits_, split_rows_;
   int64_t bytes_ = 0;
   int64_t shares_, arrived_, tiles_, live_, live_bits_, full_bits_, partials_;
 };

@@ -37,14 +37,14 @@ std::string tensor_map_refusal(const char* argument, const TensorView& t) {
 std::string tensor_maps_refusal(const Problem& p) { return cuda::first_refusal(p, tensor_map_refusal); }
 
 CUtensorMap tensor_map(const TensorView& t, const ColumnBlocks& blocks, int box_rows, int box_blocks,
-                       const char* argument, CUtensorMapL2promotion promotion) {
+                       const char* argument, CUtensorMapL2promotion promotion, int box_heads) {
   const cuuint64_t sizes[5] = {static_cast<cuuint64_t>(blocks.width), static_cast<cuuint64_t>(t.shape[1]),
                                static_cast<cuuint64_t>(blocks.count), static_cast<cuuint64_t>(t.shape[2]),
                                static_cast<cuuint64_t>(t.shape[0])};
   const cuuint64_t block_stride = static_cast<cuuint64_t>(blocks.count > 1 ? blocks.width : kBlockColumns) * kBytes;
   const cuuint64_t strides[4] = {byte_stride(t, 1), block_stride, byte_stride(t, 2), byte_stride(t, 0)};
-  const cuuint32_t box[5] = {kBlockColumns, static_cast<cuuint32_t>(box_rows), static_cast<cuuint32_t>(box_blocks), 1,
-                             1};
+  const cuuint32_t box[5] = {kBlockColumns, static_cast<cuuint32_t>(box_rows), static_cast<cuuint32_t>(box_blocks),
+                             static_cast<cuuint32_t>(box_heads), 1};
   const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
   const CUtensorMapDataType type =
       t.dtype == DataType::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;

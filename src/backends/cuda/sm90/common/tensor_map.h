@@ -19,13 +19,13 @@ std::string tensor_map_refusal(const char* argument, const TensorView& t);
 std::string tensor_maps_refusal(const Problem& p);
 
 /// The TMA map of `t` [batch, seqlen, heads, dim], 16-bit, without empty dimensions, whose columns lie in `blocks`:
-///   dimensions {blocks.width, seqlen, blocks.count, heads, batch}, box {64, box_rows, box_blocks, 1, 1},
+///   dimensions {blocks.width, seqlen, blocks.count, heads, batch}, box {64, box_rows, box_blocks, box_heads, 1},
 /// that is, blocks of 64 columns, 128-byte swizzle; rows, columns and blocks that the tensor lacks are read as zero
 /// and not written. `argument` is the tensor's name in error messages.
 /// `promotion`: what L2 fetches for less.
 CUtensorMap tensor_map(const TensorView& t, const ColumnBlocks& blocks, int box_rows, int box_blocks,
                        const char* argument = "tensor",
-                       CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
+                       CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B, int box_heads = 1);
 /// tensor_map of a tensor whose dim is a multiple of 64.
 CUtensorMap tensor_map(const TensorView& t, int box_rows, int box_blocks, const char* argument = "tensor");
 

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <iterator>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -28,21 +29,36 @@ using DecodeTable = cuda::KernelTable<kDecodeTiles, kDecodeVariants>;
 using DecodeKernel = DecodeTable::Kernel;
 
 std::string id_of(DataType dtype, const DecodeTile& tile) {
-  return cuda::tile_kernel_id(kArch, "decode", dtype, tile.head_dim, tile.head_dim_v, 's', tile.slots);
+  return cuda::tile_kernel_id(kArch, "decode", dtype, tile.head_dim, tile.head_dim_v, 'c', tile.consumers);
 }
 
 const DecodeTable& table_of(DataType dtype) {
   return DecodeTable::of(dtype, id_of, []<DataType type, DecodeTile tile, int variant>() {
-    return decode_kernel<type, tile.head_dim, tile.head_dim_v, tile.slots, variant>();
+    return decode_kernel<type, tile.head_dim, tile.head_dim_v, tile.consumers, variant>();
   });
 }
 
-const DecodeTile* tile_of(int64_t head_dim, int64_t head_dim_v) {
-  return cuda::least_tile(kDecodeTiles, head_dim, head_dim_v);
+/// True if requests have more packed rows on average than a short tile: each of its tiles would read their keys.
+bool has_many_rows(const CachedCapacities& c) {
+  return c.max_rows * (c.heads_q / c.heads_kv) > cuda::kPackedRows * c.max_batch;
 }
 
-int32_t places(const Device& device, const DecodeTile& tile) {
-  return cuda::device(device.index).multiprocessors * tile.ctas;
+/// The tile for calls of some capacities; null if none has the head dims. It may not depend on the call itself, as its
+/// plan lists the rows of each tile.
+const DecodeTile* tile_of(const CachedCapacities& c) {
+  const DecodeTile* const least = cuda::least_tile(kDecodeTiles, c.head_dim, c.head_dim_v);
+  if (!least || !has_many_rows(c)) return least;
+  const DecodeTile* const tall = least + 1;
+  const bool is_there =
+      tall != std::end(kDecodeTiles) && tall->head_dim == least->head_dim && tall->head_dim_v == least->head_dim_v;
+  return is_there ? tall : least;
+}
+const DecodeTile* tile_of(const CachedProblem& p) {
+  return tile_of(p.plan ? p.plan->capacities : cuda::capacities_of(p));
+}
+
+int32_t multiprocessors_of(const CachedProblem& p) {
+  return p.gpu ? p.gpu->multiprocessors : cuda::device(p.device.index).multiprocessors;
 }
 
 /// Keys of a box of the tensor maps; 0: keys and values are gathered, since rows are not as TMA takes them, its boxes
@@ -61,11 +77,11 @@ struct DecodeCall {
   const cuda::WorkPlaces work_places;
 
   explicit DecodeCall(const CachedProblem& p)
-      : kernel(*table_of(p.dtype).find(*tile_of(p.head_dim, p.head_dim_v), {})),
-        work_places(places_of(p.device, *kernel.tile)) {}
+      : kernel(*table_of(p.dtype).find(*tile_of(p), {})), work_places(places_of(multiprocessors_of(p), *kernel.tile)) {}
 
-  static cuda::WorkPlaces places_of(const Device& device, const DecodeTile& tile) {
-    return {places(device, tile), cuda::kLeastBlocks, cuda::kSplitBlocks * tile.ctas, tile.head_dim_v};
+  static cuda::WorkPlaces places_of(int32_t multiprocessors, const DecodeTile& tile) {
+    return {multiprocessors * tile.ctas, cuda::kLeastBlocks, cuda::kSplitBlocks * tile.ctas, tile.rows(),
+            tile.head_dim_v};
   }
   DecodeParams make_params(const CachedProblem& p, const cuda::WorkPlan& plan) const;
   void run(const CachedProblem& p, std::byte* workspace) const;
@@ -77,9 +93,35 @@ CUtensorMap map_of(int box_keys, const TensorView& t, int64_t dim, const char* a
   return tensor_map(t, blocks_to_the_end(dim), box_keys, 1, argument, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
 }
 
+/// q with its heads within rows: [batch or 1, heads, rows, head_dim].
+TensorView rows_by_head(const CachedProblem& p) {
+  TensorView t = p.q;
+  if (p.is_packed()) {
+    t.rank = 4;
+    for (int d = 3; d > 0; --d) t.shape[d] = t.shape[d - 1], t.stride[d] = t.stride[d - 1];
+    t.shape[0] = 1;
+    t.stride[0] = 0;
+  }
+  std::swap(t.shape[1], t.shape[2]);
+  std::swap(t.stride[1], t.stride[2]);
+  return t;
+}
+
+/// Sets the boxes that the rows of a tall tile come in, if TMA takes them.
+void set_query_boxes(const CachedProblem& p, const DecodeTile& tile, DecodeParams& params) {
+  const auto group = static_cast<int32_t>(p.group_size());
+  const TensorView q = rows_by_head(p);
+  if (tile.consumers == 1 || group > tile.rows() || !tensor_map_refusal("", q).empty()) return;
+  const int32_t rows = tile.rows() / group;
+  params.query_boxes =
+      tensor_map(q, blocks_to_the_end(p.head_dim), group, 1, "q", CU_TENSOR_MAP_L2_PROMOTION_L2_256B, rows);
+  params.query_box_rows = rows * group;
+}
+
 DecodeParams DecodeCall::make_params(const CachedProblem& p, const cuda::WorkPlan& plan) const {
   DecodeParams params{};
   static_cast<cuda::CachedParams&>(params) = cuda::cached_params(p, plan);
+  set_query_boxes(p, *kernel.tile, params);
   const int box = box_keys(p, *kernel.tile);
   if (box == 0) return params;
   params.gathers = false;
@@ -104,9 +146,9 @@ void DecodeCall::run(const CachedProblem& p, std::byte* workspace) const {
 
 /// The layout of plans with these capacities; throws if no kernel reads them.
 cuda::WorkPlanLayout planned_layout(const CachedCapacities& c, const Device& device) {
-  const DecodeTile* const tile = tile_of(c.head_dim, c.head_dim_v);
+  const DecodeTile* const tile = tile_of(c);
   if (!tile) cuda::throw_head_dims(c);
-  return cuda::planned_layout(c, DecodeCall::places_of(device, *tile));
+  return cuda::planned_layout(c, DecodeCall::places_of(cuda::device(device.index).multiprocessors, *tile));
 }
 
 void explain(const CachedProblem& p, CachedExplanation& e) {
@@ -120,11 +162,13 @@ void explain(const CachedProblem& p, CachedExplanation& e) {
 }  // namespace
 
 PreparedCached prepare_cached(const CachedProblem& p) {
-  if (std::string why = cuda::cached_refusal(p); !why.empty()) return Refusal{std::move(why)};
+  const DecodeTile* const tile = tile_of(p);
+  if (std::string why = cuda::cached_refusal(p, tile ? tile->rows() : cuda::kPackedRows); !why.empty())
+    return Refusal{std::move(why)};
   if (p.has_float8())
     return Refusal{message("the cache is ", name(p.cache_dtype), "; kernels 'sm80' read it: leave kernels '", kArch,
                            "' (FLASHMASK_KERNELS or Options::kernels) out")};
-  if (!tile_of(p.head_dim, p.head_dim_v)) return cuda::head_dims_refusal(cuda::common_part(p), kDecodeTiles);
+  if (!tile) return cuda::head_dims_refusal(cuda::common_part(p), kDecodeTiles);
   const int64_t bytes = p.plan ? 0 : cuda::own_plan(p, DecodeCall(p).work_places).bytes();
   return CachedLaunch{bytes, explain, [](const CachedProblem& problem, std::byte* workspace) {
                         DecodeCall(problem).run(problem, workspace);
@@ -148,7 +192,7 @@ std::vector<KernelInfo> decode_kernels() {
                                  .dtype = dtype,
                                  .head_dim = kernel.tile->head_dim,
                                  .head_dim_v = kernel.tile->head_dim_v,
-                                 .tile = {cuda::kPackedRows, cuda::kBlockKeys},
+                                 .tile = {kernel.tile->rows(), cuda::kBlockKeys},
                                  .threads = kernel.compiled.threads,
                                  .shared_bytes = kernel.compiled.shared_bytes}));
     });

@@ -2,9 +2,8 @@
 // The decode kernel as the entry FLASHMASK_ENTRY, of traits FLASHMASK_TRAITS; instance.cu.in includes this once for
 // each.
 //
-// Warps 0 to 3 are the consumer warpgroup, warp 4 is the producer of keys, warp 5 that of values, warp 6 the mask warp,
-// warp 7 the query warp.
-// The contract between them:
+// The first warpgroup, in tall tiles the first two, are consumers. Of the last one's warps the first is the producer of
+// keys, then come that of values, the mask warp and the query warp. The contract between them:
 //
 // clang-format off
 //   barrier      arrivals in a phase                waiting                  what its phase says

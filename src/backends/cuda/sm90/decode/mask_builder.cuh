@@ -3,6 +3,7 @@
 
 #include "backends/cuda/sm90/decode/arrivals.cuh"
 #include "backends/cuda/sm90/decode/traits.cuh"
+#include "mask/rules.h"
 
 namespace flashmask::sm90 {
 
@@ -26,111 +27,182 @@ class DecodeMaskBuilder {
   }
 
  private:
-  static constexpr int kLaneKeys = cuda::kBlockKeys / 32, kLaneRows = cuda::kPackedRows / 32;
+  using Mask = TileMask<Traits::kRows>;
+  static constexpr int kTailWords = 4;
 
   __device__ __forceinline__ void run_work(const Work& work) {
-    const SequenceView sequence = p_.sequence_of(work.tile);
-    load_rows(sequence, work.tile);
     for (int32_t n = 0; n < work.tiles; ++n) {
       const uint32_t at = tiles_.stage();
       ptx::wait(shared_.tile_full[at], tiles_.phase());
       const KeyTile tile = shared_.tiles[at];
       arrive_warp(shared_.tile_empty[at]);
       tiles_.advance();
-      if (tile.is_masked()) build(sequence, work, tile.first_key());
+      if (tile.is_masked()) build(work, tile.first_key());
     }
   }
 
-  /// Loads the facts that rows are compared by: positions, and bits among the tail's keys.
-  __device__ __forceinline__ void load_rows(const SequenceView& sequence, const cuda::RowTile& tile) {
-    const bool has_positions = sequence.has_positions();
-#pragma unroll
-    for (int n = 0; n < kLaneRows; ++n) {
-      const int64_t i = ptx::lane() + 32 * n, row = sequence.first_row() + tile.first_row + i;
-      if (i >= tile.row_count || row < 0) continue;
-      position_[n] = has_positions ? sequence.row_position(row) : row;
-#pragma unroll
-      for (int word = 0; word < kTailWords; ++word) {
-        const bool has_word = row >= sequence.tail_begin() && 32 * word < p_.call.tail_rows;
-        tail_[n][word] = has_word ? p_.call.tail.at(tile.request, row - sequence.tail_begin(), word) : 0;
-      }
-    }
-  }
-
-  /// A lane's keys are those that its bit of each word stands for.
-  struct Keys {
-    int64_t key[kLaneKeys], position[kLaneKeys];
-    HiddenIntervals hidden[kLaneKeys];
-  };
-  __device__ __forceinline__ void load_keys(const SequenceView& sequence, int32_t head, int32_t first,
-                                            Keys& keys) const {
-#pragma unroll
-    for (int c = 0; c < kLaneKeys; ++c) {
-      keys.key[c] = first + static_cast<int64_t>(cuda::mask_key(ptx::lane(), c));
-      keys.position[c] = keys.key[c];
-      if (keys.key[c] >= sequence.keys()) continue;
-      if (!p_.call.bounds.defined() && !sequence.has_positions()) continue;
-      const KeyPlace place = sequence.place(keys.key[c]);
-      keys.hidden[c] = sequence.hidden(keys.key[c], place, head);
-      if (sequence.has_positions()) keys.position[c] = sequence.key_position(keys.key[c], place);
-    }
-  }
-
-  __device__ __forceinline__ void build(const SequenceView& sequence, const Work& work, int32_t first) {
-    Keys keys;
-    load_keys(sequence, work.kv_head, first, keys);
+  __device__ __forceinline__ void build(const Work& work, int32_t first) {
+    const SequenceView sequence = p_.sequence_of(work.tile);
     const uint32_t at = masks_.stage();
     ptx::wait(shared_.mask_empty[at], masks_.phase() ^ 1);
-    TileMask& mask = shared_.masks[at];
-    if (p_.needs_positions()) {
-#pragma unroll
-      for (int c = 0; c < kLaneKeys; ++c)
-        mask.positions[cuda::mask_key(ptx::lane(), c)] = static_cast<int32_t>(keys.position[c]);
+    if (p_.plan.has_classes || p_.call.tail.defined()) {
+      by_columns(sequence, work, first, shared_.masks[at]);
+    } else {
+      by_band(sequence, work.tile, first, shared_.masks[at]);
     }
-#pragma unroll 1
-    for (int32_t i = 0; i < work.tile.row_count; ++i) build_row(sequence, work, keys, i, mask);
     delay<Role::kMask>();
     ptx::arrive(shared_.mask_full[at]);
     masks_.advance();
   }
 
-  /// Bits of row i, whose facts lane i % 32 has.
-  __device__ __forceinline__ void build_row(const SequenceView& sequence, const Work& work, const Keys& keys, int32_t i,
-                                            TileMask& mask) const {
-    static_assert(kLaneRows == 2);
-    const bool second = i >= 32;
-    const int64_t row = sequence.first_row() + work.tile.first_row + i;
-    const bool in_blocks = row >= 0 && sequence.in_blocks(row, keys.key[0], work.kv_head);  // they share a block
-    const int64_t position = __shfl_sync(0xffffffff, second ? position_[1] : position_[0], i % 32);
-    uint32_t words[kTailWords];
+  __device__ __forceinline__ static int32_t clamped(int64_t x, int32_t most) {
+    return static_cast<int32_t>(min(max(x, int64_t{0}), int64_t{most}));
+  }
+  __device__ __forceinline__ static void store(const uint32_t (&words)[4], int32_t row, Mask& mask) {
+    *reinterpret_cast<uint4*>(mask.bits.row[row]) = {words[0], words[1], words[2], words[3]};
+  }
+
+  /// From the band alone: a lane computes one row of each 32.
+  __device__ __forceinline__ void by_band(const SequenceView& sequence, const cuda::RowTile& tile, int32_t first,
+                                          Mask& mask) const {
+    const int32_t keys = clamped(sequence.keys() - first, cuda::kBlockKeys);
+#pragma unroll 1
+    for (auto i = static_cast<int32_t>(ptx::lane()); i < tile.row_count; i += 32) {
+      const int64_t row = sequence.first_row() + tile.first_row + i;
+      const int32_t begin = clamped(row + p_.call.diagonal_lo - first, keys),
+                    end = row < 0 ? 0 : clamped(row + p_.call.diagonal_hi + 1 - first, keys);
+      uint32_t words[4];
 #pragma unroll
-    for (int w = 0; w < kTailWords; ++w) words[w] = __shfl_sync(0xffffffff, second ? tail_[1][w] : tail_[0][w], i % 32);
-    const auto tail_bit = [&words](int64_t, int64_t key) {
-      const auto u = static_cast<uint32_t>(key);
-      uint32_t word = 0;
-#pragma unroll
-      for (int w = 0; w < kTailWords; ++w) word = u / 32 == w ? words[w] : word;
-      return (word >> u % 32 & 1) != 0;
-    };
-#pragma unroll
-    for (int c = 0; c < kLaneKeys; ++c) {
-      const bool sees = in_blocks && keys.key[c] < sequence.keys() &&
-                        sequence.in_band(row, keys.key[c], position, keys.position[c], tail_bit) &&
-                        !keys.hidden[c].hides(row);
-      const uint32_t bits = __ballot_sync(0xffffffff, sees);
-      if (ptx::is_leader()) mask.bits.row[i][c] = bits;
+      for (int c = 0; c < 4; ++c) words[c] = cuda::mask_word_before(end, c) & ~cuda::mask_word_before(begin, c);
+      store(words, i, mask);
     }
   }
 
-  static constexpr int kTailWords = 4;
+  // --- From vectors, positions, bits of the tail and blocks ------------------------------------------
+
+  /// A lane's keys are those that its bit of each word stands for.
+  static constexpr int kLaneKeys = cuda::kBlockKeys / 32;
+  __device__ __forceinline__ static int32_t key_of(int32_t first, int c) {
+    return first + static_cast<int32_t>(cuda::mask_key(ptx::opaque(ptx::lane()), c));  // registers are few
+  }
+  /// Bits of 32 rows, the lowest of the first, for each of the lane's keys.
+  using RowBits = uint32_t[kLaneKeys];
+
+  /// A lane computes all rows of four keys, then the lanes exchange rows and keys.
+  __device__ __forceinline__ void by_columns(const SequenceView& sequence, const Work& work, int32_t first,
+                                             Mask& mask) const {
+    if (p_.needs_positions()) {
+#pragma unroll
+      for (int c = 0; c < kLaneKeys; ++c) mask.positions[key_of(0, c)] = position_of(sequence, key_of(first, c));
+    }
+#pragma unroll 1
+    for (int32_t i = 0; i < work.tile.row_count; i += 32) {
+      const int32_t row = static_cast<int32_t>(sequence.first_row()) + work.tile.first_row + i,
+                    count = min(work.tile.row_count - i, 32);
+      RowBits bits;
+      if (sequence.has_positions() || is_in_tail(sequence, row + count, first)) {
+        compare_rows(sequence, work.tile.request, first, row, count, bits);
+      } else {
+        find_in_band(first, row, bits);
+      }
+      const uint32_t rows = visible_block_rows(sequence, row, count, first, work.kv_head) & from(row, 0);
+#pragma unroll
+      for (int c = 0; c < kLaneKeys; ++c)
+        bits[c] &=
+            key_of(first, c) < sequence.keys() ? rows & ~hidden_rows(sequence, key_of(first, c), work.kv_head, row) : 0;
+      cuda::transpose_between_lanes(ptx::lane(), bits);
+      store(bits, i + static_cast<int32_t>(ptx::lane()), mask);
+    }
+  }
+
+  __device__ __forceinline__ static int32_t position_of(const SequenceView& sequence, int32_t key) {
+    if (!sequence.has_positions() || key >= sequence.keys()) return key;
+    return static_cast<int32_t>(sequence.key_position(key, sequence.place(key)));
+  }
+  /// The rows from `row` on that a key's vectors hide it from.
+  __device__ __forceinline__ uint32_t hidden_rows(const SequenceView& sequence, int32_t key, int32_t head,
+                                                  int32_t row) const {
+    if (!p_.call.bounds.defined()) return 0;
+    const HiddenIntervals hidden = sequence.hidden(key, sequence.place(key), head);
+    return (before(row, hidden.end[0]) & from(row, hidden.begin[0])) |
+           (before(row, hidden.end[1]) & from(row, hidden.begin[1]));
+  }
+
+  /// Bits of the 32 rows from `first` on that come before a row, and of the others.
+  __device__ __forceinline__ static uint32_t before(int32_t first, int64_t row) {
+    return rules::low_bits<uint32_t>(clamped(row - first, 32));
+  }
+  __device__ __forceinline__ static uint32_t from(int32_t first, int64_t row) { return ~before(first, row); }
+
+  __device__ __forceinline__ void find_in_band(int32_t first, int32_t row, RowBits& bits) const {
+#pragma unroll
+    for (int c = 0; c < kLaneKeys; ++c) {
+      const int64_t key = key_of(first, c);
+      bits[c] = before(row, key - p_.call.diagonal_lo + 1) & from(row, key - p_.call.diagonal_hi);
+    }
+  }
+  /// True if rows before `end` and keys of the tile that begins at `first` may be of the tail.
+  __device__ __forceinline__ bool is_in_tail(const SequenceView& sequence, int32_t end, int32_t first) const {
+    const int64_t tail = sequence.tail_begin();
+    return end > tail && first + cuda::kBlockKeys > tail && tail < sequence.keys();
+  }
+
+  /// Likewise with positions and the tail's bits, row by row: lane i has the facts of row i.
+  __device__ __forceinline__ void compare_rows(const SequenceView& sequence, int32_t request, int32_t first,
+                                               int32_t row, int32_t count, RowBits& bits) const {
+    const int32_t own = row + static_cast<int32_t>(ptx::lane());
+    const bool is_there = own >= max(row, 0) && own < row + count;
+    const int32_t position =
+        is_there && sequence.has_positions() ? static_cast<int32_t>(sequence.row_position(own)) : own;
+    uint32_t tail[kTailWords];
+#pragma unroll
+    for (int w = 0; w < kTailWords; ++w) {
+      const bool has_word = is_there && own >= sequence.tail_begin() && 32 * w < p_.call.tail_rows;
+      tail[w] = has_word ? p_.call.tail.at(request, own - sequence.tail_begin(), w) : 0;
+    }
+    int32_t positions[kLaneKeys];
+#pragma unroll
+    for (int c = 0; c < kLaneKeys; ++c) {
+      positions[c] = position_of(sequence, key_of(first, c));
+      bits[c] = 0;
+    }
+#pragma unroll 1
+    for (int32_t i = 0; i < count; ++i) {
+      const int32_t of_row = __shfl_sync(0xffffffff, position, i);
+      uint32_t words[kTailWords];
+#pragma unroll
+      for (int w = 0; w < kTailWords; ++w) words[w] = __shfl_sync(0xffffffff, tail[w], i);
+      const auto tail_bit = [&words](int64_t, int64_t key) {
+        const auto u = static_cast<uint32_t>(key);
+        uint32_t word = 0;
+#pragma unroll
+        for (int w = 0; w < kTailWords; ++w) word = u / 32 == w ? words[w] : word;
+        return (word >> u % 32 & 1) != 0;
+      };
+#pragma unroll
+      for (int c = 0; c < kLaneKeys; ++c) {
+        const bool sees = sequence.in_band(row + i, key_of(first, c), of_row, positions[c], tail_bit);
+        bits[c] |= static_cast<uint32_t>(sees) << i;
+      }
+    }
+  }
+
+  /// The rows whose blocks let them see the tile's keys: 32 rows lie in two blocks at most.
+  __device__ __forceinline__ uint32_t visible_block_rows(const SequenceView& sequence, int32_t row, int32_t count,
+                                                         int32_t first, int32_t head) const {
+    if (!p_.call.block_mask.defined()) return ~0u;
+    const int32_t begin = max(row, 0), end = (begin / cuda::kBlockKeys + 1) * cuda::kBlockKeys;
+    const uint32_t of_first = before(row, end);
+    uint32_t rows = sequence.in_blocks(begin, first, head) ? of_first : 0;
+    if (row + count > end && sequence.in_blocks(end, first, head)) rows |= ~of_first;
+    return rows;
+  }
 
   const DecodeParams& p_;
   Shared& shared_;
   ptx::RingPosition<Traits::kWorks> works_;
   ptx::RingPosition<Traits::kTiles> tiles_;
   ptx::RingPosition<Traits::kMasks> masks_;
-  int64_t position_[kLaneRows] = {};
-  uint32_t tail_[kLaneRows][kTailWords] = {};
 };
 
 }  // namespace flashmask::sm90

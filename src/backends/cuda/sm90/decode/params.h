@@ -12,6 +12,9 @@ struct CacheMaps {
   CUtensorMap k, v;
 };
 
-struct DecodeParams : CacheMaps, cuda::CachedParams {};
+struct DecodeParams : CacheMaps, cuda::CachedParams {
+  CUtensorMap query_boxes;  ///< q, heads within rows, in boxes of a tall tile's packed rows; unset without boxes
+  int32_t query_box_rows;   ///< packed rows of a box; 0: the query warp copies them
+};
 
 }  // namespace flashmask::sm90

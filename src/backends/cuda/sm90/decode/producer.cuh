@@ -66,9 +66,10 @@ class DecodeProducer {
         masks_all_(p.needs_positions()) {}
 
   __device__ __forceinline__ void run() {
-    for (int32_t n = static_cast<int32_t>(blockIdx.x); n < p_.plan.most_shares; n += static_cast<int32_t>(gridDim.x)) {
-      const cuda::Share& share = p_.plan.shares[n];
-      if (share.blocks > 0) run_share(n, share);
+    if (const int32_t dealt = Traits::kFolds ? p_.plan.shares[0].dealt : 0) {
+      run_dealt(dealt);
+    } else {
+      run_shares();
     }
     if (announces_) announce_end();
   }
@@ -77,6 +78,12 @@ class DecodeProducer {
   using Swizzle = ptx::Swizzle128;
   static constexpr int kLaneKeys = cuda::kBlockKeys / 32;
 
+  __device__ __forceinline__ void run_shares() {
+    for (int32_t n = static_cast<int32_t>(blockIdx.x); n < p_.plan.most_shares; n += static_cast<int32_t>(gridDim.x)) {
+      const cuda::Share& share = p_.plan.shares[n];
+      if (share.blocks > 0) run_share(n, share);
+    }
+  }
   __device__ __forceinline__ void run_share(int32_t n, const cuda::Share& share) {
     units_.begin(p_.plan, share);
     int32_t unit_left = 0;
@@ -90,8 +97,7 @@ class DecodeProducer {
         if (is_new) {
           if (!is_first) units_.next(p_.plan);
           unit_left = min(units_.live_blocks(p_.plan) - skipped, left);
-          blocks_.begin(p_, units_.tile(), units_.head(), skipped);
-          find_table();
+          begin_unit(skipped);
         }
         const auto block = blocks_.next(p_);
         find(block.index, places);  // under the announcements
@@ -103,6 +109,37 @@ class DecodeProducer {
       waiting_ = places;
       waiting_head_ = units_.head();
     }
+  }
+  __device__ __forceinline__ void begin_unit(int32_t skipped) {
+    blocks_.begin(p_, units_.tile(), units_.head(), skipped);
+    split_end_ = 0;
+    find_table();
+  }
+
+  /// The CTA's units of `tiles` row tiles.
+  __device__ __forceinline__ void run_dealt(int32_t tiles) {
+    cuda::DealtUnits dealt(tiles * p_.plan.heads_kv, static_cast<int32_t>(gridDim.x), static_cast<int32_t>(blockIdx.x));
+    bool is_first = true;
+#pragma unroll 1
+    for (; dealt.is_left(); dealt.advance()) {
+      if (!dealt.has_unit()) continue;
+      units_.take(p_.plan, tiles, dealt.unit());
+      begin_unit(0);
+      const Work work = units_.whole(p_);
+#pragma unroll 1
+      for (int32_t left = work.tiles; left > 0; --left) {
+        Places places;
+        const auto block = blocks_.next(p_);
+        find(block.index, places);
+        if (left == work.tiles && announces_) announce_work(work);
+        announce_tile(block.index, block.masked);
+        if (!is_first) copy();
+        waiting_ = places;
+        waiting_head_ = units_.head();
+        is_first = false;
+      }
+    }
+    if (!is_first) copy();
   }
 
   // --- Announcements -------------------------------------------------------------------------------
@@ -122,13 +159,21 @@ class DecodeProducer {
     end.tiles = Work::kEnd;
     announce_work(end);
   }
+  /// True if a block begins a split behind another of its unit.
+  __device__ __forceinline__ bool begins_next_split(int32_t block) {
+    if (!Traits::kFolds || !p_.plan.folds() || block < split_end_) return false;
+    const bool is_first = split_end_ == 0;
+    split_end_ = p_.plan.own_split_end(block, (units_.tile().keys + cuda::kBlockKeys - 1) / cuda::kBlockKeys);
+    return !is_first;
+  }
   __device__ __forceinline__ void announce_tile(int32_t block, bool masked) {
     if (!announces_) return;
+    const bool next_split = begins_next_split(block);
     const uint32_t at = tiles_.stage();
     ptx::wait(shared_.tile_empty[at], tiles_.phase() ^ 1);
     delay<Role::kProducer>();
     if (ptx::is_leader()) {
-      shared_.tiles[at] = KeyTile::make(block, masked || masks_all_);
+      shared_.tiles[at] = KeyTile::make(block, masked || masks_all_, next_split);
       ptx::arrive(shared_.tile_full[at]);
     }
     __syncwarp();
@@ -197,9 +242,14 @@ class DecodeProducer {
           static_cast<int32_t>(min(static_cast<uint32_t>(waiting_.entry[0]), static_cast<uint32_t>(p_.pages)));
 #pragma unroll
       for (int column = 0; column < kMostBlocks; ++column) {
-        if (column < copied_.blocks)
-          ptx::tma_load_once(slot + (column * Traits::kSlotKeys + key) * 64, copied_.map, full,
-                             {waiting_.row[0], 0, waiting_head_, page}, 64 * column);
+        if (column >= copied_.blocks) continue;
+        Element* const to = slot + (column * Traits::kSlotKeys + key) * 64;
+        const ptx::BoxOrigin from{waiting_.row[0], 0, waiting_head_, page};
+        if constexpr (Traits::kKeepsKeys) {
+          ptx::tma_load(to, copied_.map, full, from, 64 * column);
+        } else {
+          ptx::tma_load_once(to, copied_.map, full, from, 64 * column);
+        }
       }
     }
     __syncwarp();
@@ -264,6 +314,7 @@ class DecodeProducer {
   cuda::LiveBlocks blocks_;
   const int32_t* table_;  ///< the request's; null: keys are contiguous
   int64_t table_stride_ = 0;
+  int32_t split_end_ = 0;  ///< the end of the split under way; 0: none of the unit's is
   Places waiting_{};
   int32_t waiting_head_ = 0;
 };

@@ -37,6 +37,7 @@ __device__ __forceinline__ void clear_queries(DecodeShared<Traits>& shared) {
   for (int n = static_cast<int>(threadIdx.x); n < static_cast<int>(sizeof(shared.q) / sizeof(uint4));
        n += Traits::kThreads)
     chunks[n] = {};
+  if constexpr (Traits::kBoxesQueries) ptx::fence_async_proxy();  // copies of rows come after
 }
 
 }  // namespace flashmask::sm90

@@ -8,12 +8,13 @@ namespace flashmask::sm90 {
 
 using cuda::DecodeRows;
 
-/// The places of a tile's packed rows in the 64 rows of a product. Up to 32 of them lie where each thread has one, if
-/// scores are plain: that path has no code for others, since a CTA's first instructions come from memory.
+/// The places of a tile's packed rows in the 64 rows of a warpgroup's product. Up to 32 of them lie where each thread
+/// has one, if scores are plain: that path has no code for others, since a CTA's first instructions come from memory.
+template <bool kSpreads>
 struct PackedLayout {
   bool spread;
   __device__ __forceinline__ PackedLayout(const DecodeParams& p, int32_t packed_rows)
-      : spread(packed_rows <= 32 && !p.changes_scores()) {}
+      : spread(kSpreads && packed_rows <= 32 && !p.changes_scores()) {}
   /// The product's row of a packed row.
   __device__ __forceinline__ int32_t row(int32_t packed) const {
     return spread ? packed / 8 * 16 + packed % 8 : packed;

@@ -1,37 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstddef>
-
 #include "backends/cuda/device/variant.h"
 #include "backends/cuda/sm90/tile_config.h"
 
 namespace flashmask::sm90 {
 
-/// A tile of the kernels over caches: 64 packed rows of a request and 128 keys. CMake reads this table's rows and the
-/// variants' as it reads those of kForwardTiles.
+/// A tile of the kernels over caches: 64 packed rows of a request for each consumer warpgroup, and 128 keys. CMake
+/// reads this table's rows and the variants' as it reads those of kForwardTiles.
 struct DecodeTile {
   int head_dim, head_dim_v;
-  int slots;  ///< each of the rings has that keys and values go through
+  int consumers;  ///< consumer warpgroups; two are for requests of many rows
   TileFeatures features;
+  int slots;      ///< each of the rings has that keys and values go through
   int parts;      ///< slots that a tile's keys, and its values, take
   int queries;    ///< units whose rows are in flight
   int masks;      ///< tiles whose mask bits are
   bool overlaps;  ///< runs P V under the next tile's S and softmax
+  bool turns;     ///< as ForwardTile's
   int ctas;       ///< a multiprocessor has, so that one's softmax runs under the other's products where both are short
 
   static constexpr int kProductsOfQk = 1, kProductsOfV = 1;
   static constexpr bool one_copy = false;
+  constexpr int rows() const { return 64 * consumers; }
 };
 
 // clang-format off: the build reads a row from each line
 inline constexpr DecodeTile kDecodeTiles[] = {
-    // d, d_v, slots, features  parts  queries  masks  overlaps  CTAs
-    DecodeTile{64, 64, 2, kAll, 1, 2, 2, false, 2},
-    DecodeTile{128, 128, 2, kAll, 1, 2, 2, true, 1},
-    DecodeTile{192, 128, 2, kAll, 1, 2, 2, true, 1},
-    DecodeTile{192, 192, 2, kAll, 1, 1, 2, false, 1},
-    DecodeTile{256, 256, 2, kAll, 2, 2, 1, false, 1},
+    // d, d_v, WGs, features  slots  parts  queries  masks  overlaps, turns  CTAs
+    DecodeTile{64, 64, 1, kAll, 2, 1, 2, 2, false, false, 2},
+    DecodeTile{64, 64, 2, kAll, 4, 1, 2, 2, true, true, 1},
+    DecodeTile{128, 128, 1, kAll, 2, 1, 2, 2, true, false, 1},
+    DecodeTile{128, 128, 2, kAll, 2, 1, 2, 2, true, true, 1},
+    DecodeTile{192, 128, 1, kAll, 2, 1, 2, 2, true, false, 1},
+    DecodeTile{192, 128, 2, kAll, 2, 1, 1, 2, true, true, 1},
+    DecodeTile{192, 192, 1, kAll, 2, 1, 1, 2, false, false, 1},
+    DecodeTile{192, 192, 2, kAll, 3, 2, 1, 1, false, false, 1},
+    DecodeTile{256, 256, 1, kAll, 2, 2, 2, 1, false, false, 1},
 };
 
 using DecodeVariant = VariantRow;
@@ -42,10 +47,8 @@ inline constexpr DecodeVariant kDecodeVariants[] = {
 // clang-format on
 
 /// The row of the table; one that is not there does not compile.
-constexpr DecodeTile decode_tile(int head_dim, int head_dim_v) {
-  std::size_t row = 0;
-  while (kDecodeTiles[row].head_dim != head_dim || kDecodeTiles[row].head_dim_v != head_dim_v) ++row;
-  return kDecodeTiles[row];
+constexpr DecodeTile decode_tile(int head_dim, int head_dim_v, int consumers) {
+  return find_tile(kDecodeTiles, head_dim, head_dim_v, consumers);
 }
 
 }  // namespace flashmask::sm90

@@ -15,33 +15,46 @@
 namespace flashmask::sm90 {
 
 /// One configuration of the decode kernel: an element type and a row of kDecodeTiles.
-template <typename Element_, int kHeadDim_, int kHeadDimV_, int kSlots_>
+template <typename Element_, int kHeadDim_, int kHeadDimV_, int kConsumers_>
 struct DecodeTraits {
   using Element = Element_;
-  static constexpr DecodeTile kTile = decode_tile(kHeadDim_, kHeadDimV_);
-  static_assert(kTile.slots == kSlots_);
+  static constexpr int kConsumers = kConsumers_;
+  static_assert(kConsumers == 1 || kConsumers == 2);
+  static constexpr DecodeTile kTile = decode_tile(kHeadDim_, kHeadDimV_, kConsumers);
   static constexpr int kQkDim = kHeadDim_, kVDim = kHeadDimV_;
   static_assert(kQkDim % 64 == 0 && kVDim % 64 == 0, "rows lie in blocks of 64 columns");
-  static constexpr int kRows = cuda::kPackedRows, kKeys = cuda::kBlockKeys;
+  static constexpr int kRows = kTile.rows(), kKeys = cuda::kBlockKeys;
+  static constexpr int kSlabRows = 64;  ///< a warpgroup's
   /// A slot has a part of a tile's keys, or of its values, for the same number of keys.
   static constexpr int kSlots = kTile.slots, kParts = kTile.parts, kSlotKeys = kKeys / kParts;
   static_assert(kParts == 1 || kParts == 2);
   static_assert(kSlots >= kParts, "a tile has to fit");
   static constexpr int kQkBlocks = kQkDim / 64, kVBlocks = kVDim / 64;
   static constexpr uint32_t kKeyPartBytes = kSlotKeys * kQkBlocks * 128, kValuePartBytes = kSlotKeys * kVBlocks * 128;
-  static constexpr int kConsumerThreads = 128, kThreads = kConsumerThreads + 128;
-  static constexpr int kKeyWarp = 4, kValueWarp = 5, kMaskWarp = 6, kQueryWarp = 7;
+  static constexpr int kConsumerThreads = 128 * kConsumers, kThreads = kConsumerThreads + 128;
+  static constexpr int kKeyWarp = 4 * kConsumers, kValueWarp = kKeyWarp + 1, kMaskWarp = kKeyWarp + 2,
+                       kQueryWarp = kKeyWarp + 3;
   static constexpr int kCtas = kTile.ctas;  ///< a multiprocessor has
-  /// Registers of a thread where several CTAs share them, after the warpgroups have exchanged them.
-  static constexpr int kConsumerRegisters = 168, kOtherRegisters = 88;
-  static constexpr bool kExchangesRegisters = kCtas > 1;
-  static_assert(kCtas * 128 * (kConsumerRegisters + kOtherRegisters) <= kRegistersOfBlock || kCtas == 1);
+  /// Registers of a thread where warpgroups are more than two, after they have exchanged them.
+  static constexpr int kConsumerRegisters = kConsumers == 1 ? 168 : 216, kOtherRegisters = kConsumers == 1 ? 88 : 72;
+  static constexpr bool kExchangesRegisters = kCtas * kConsumers > 1;
+  static_assert(kCtas * 128 * (kConsumers * kConsumerRegisters + kOtherRegisters) <= kRegistersOfBlock ||
+                !kExchangesRegisters);
+  /// With batch_invariant units have all splits of a sequence.
+  static constexpr bool kFolds = kConsumers > 1;
+  /// Loads Q by TMA where its strides allow: a warp takes longer for 128 rows than the products with some tiles.
+  static constexpr bool kBoxesQueries = kConsumers > 1;
+  /// Lets L2 keep keys and values, which other row tiles read.
+  static constexpr bool kKeepsKeys = kConsumers > 1;
+  /// Lays few packed rows where each thread has one. Tall tiles are for many.
+  static constexpr bool kSpreads = kConsumers == 1;
   static constexpr int kWorks = 4, kTiles = 4, kMasks = kTile.masks, kQueries = kTile.queries;
-  static constexpr bool kOverlaps = kTile.overlaps;
+  static constexpr bool kOverlaps = kTile.overlaps, kTurns = kTile.turns;
+  static_assert(!kTurns || kConsumers > 1);
   static_assert(!kOverlaps || kSlots > kParts, "products of two tiles are under way");
 
-  using Scores = cuda::Accumulators<kRows, kKeys>;
-  using Outputs = cuda::Accumulators<kRows, kVDim>;
+  using Scores = cuda::Accumulators<kSlabRows, kKeys>;
+  using Outputs = cuda::Accumulators<kSlabRows, kVDim>;
   using HalfProbabilities = cuda::PackedFragments<kKeys / 2>;
 };
 
@@ -50,21 +63,24 @@ using Work = cuda::UnitPart;
 
 /// The producer's announcement of a tile. A key block past the last is of a unit that has none: all of it is hidden.
 struct KeyTile {
-  static constexpr uint32_t kMasked = 1u << 31;  ///< the mask warp has bits for it
+  static constexpr uint32_t kMasked = 1u << 31;     ///< the mask warp has bits for it
+  static constexpr uint32_t kNextSplit = 1u << 30;  ///< it begins a split behind another of its unit
   uint32_t code;
-  __device__ __forceinline__ static KeyTile make(int32_t block, bool masked) {
-    return {static_cast<uint32_t>(block) | (masked ? kMasked : 0)};
+  __device__ __forceinline__ static KeyTile make(int32_t block, bool masked, bool next_split) {
+    return {static_cast<uint32_t>(block) | (masked ? kMasked : 0) | (next_split ? kNextSplit : 0)};
   }
   __device__ __forceinline__ int32_t first_key() const {
-    return static_cast<int32_t>(code & ~kMasked) * cuda::kBlockKeys;
+    return static_cast<int32_t>(code & ~(kMasked | kNextSplit)) * cuda::kBlockKeys;
   }
   __device__ __forceinline__ bool is_masked() const { return code & kMasked; }
+  __device__ __forceinline__ bool begins_next_split() const { return code & kNextSplit; }
 };
 
-/// The findings of a mask warp about a tile.
+/// The findings of a mask warp about a tile of at most kRows rows.
+template <int kRows>
 struct TileMask {
-  cuda::MaskBits<cuda::kPackedRows> bits;  ///< by row of the call, not by packed row
-  int32_t positions[cuda::kBlockKeys];     ///< the keys', if ALiBi needs them
+  cuda::MaskBits<kRows> bits;           ///< by row of the call, not by packed row
+  int32_t positions[cuda::kBlockKeys];  ///< the keys', if ALiBi needs them
 };
 
 template <typename Traits>
@@ -73,7 +89,7 @@ struct DecodeShared {
   alignas(1024) Element q[Traits::kQueries][Traits::kRows * Traits::kQkBlocks * 64];
   alignas(1024) Element k[Traits::kSlots][Traits::kSlotKeys * Traits::kQkBlocks * 64];
   alignas(1024) Element v[Traits::kSlots][Traits::kSlotKeys * Traits::kVBlocks * 64];
-  TileMask masks[Traits::kMasks];
+  TileMask<Traits::kRows> masks[Traits::kMasks];
   Work works[Traits::kWorks];
   KeyTile tiles[Traits::kTiles];
   uint64_t k_full[Traits::kSlots], k_empty[Traits::kSlots];

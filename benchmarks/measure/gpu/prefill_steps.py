@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps of a run of prefill: what each measures, as the receipt's figures have it."""
+
+import torch
+from flashmask import flashmask_attention, masks
+from flashmask.inference import SequenceMask
+
+from benchmarks.measure.gpu.decode_cell import Cell, check_agreement, contender_of, time_figures
+from benchmarks.measure.gpu.decode_shapes import CONTIGUOUS, MODELS, Shape
+
+# New rows, which are the last of the keys, and page sizes. The bars are those of the first shape.
+CHUNKS = {
+    Shape(1, 32768, *MODELS[0], rows=2048): (64, 16, 1, CONTIGUOUS),
+    Shape(1, 8192, *MODELS[0], rows=8192): (64, 16),
+    Shape(4, 8192, *MODELS[0], rows=8192): (16,),
+    Shape(4, 32768, *MODELS[0], rows=2048): (16,),
+    Shape(1, 32768, *MODELS[1], rows=2048): (64,),
+}
+SPLIT_SIZES = (1024, 4096)
+DRAFTS = Shape(16, 16384, *MODELS[0], rows=64)
+IMAGES, IMAGE = Shape(1, 8192, *MODELS[0], rows=8192), 1024  # four, each between as many tokens of text
+
+
+def row_of(cell, times, left_out, rows_seen):
+    """`rows_seen`: the keys that all rows of a request see together."""
+    found = {"cell": cell.name, "mb": cell.bytes / 1e6, **time_figures(times), "left_out": left_out}
+    flops = 4 * cell.batch * cell.heads_q * cell.dim * rows_seen
+    return found | {"tflops": flops / found["us"]["ours"] / 1e6}
+
+
+def causal_keys(cell):
+    return cell.rows * (cell.keys - cell.rows) + cell.rows * (cell.rows + 1) // 2
+
+
+def contiguous(cell, mask):
+    """Our forward on K and V as they lie in cache n of a contiguous cell."""
+    caches = [cell.cache(n)[:2] for n in range(cell.count)]
+    return lambda n: flashmask_attention(cell.q, *caches[n], mask)
+
+
+def without_pages(session, cell):
+    """The cell's rows over contiguous caches."""
+    other = Cell(session.pools, Shape(cell.batch, cell.keys, cell.heads_q, cell.heads_kv, cell.dim, cell.rows), 0)
+    other.q = cell.q
+    return other
+
+
+def chunk(session, shape, page):
+    """A causal chunk, and with batch_invariant."""
+    cell = Cell(session.pools, shape, page)
+    calls, left_out = session.contenders(cell)
+    made = {name: contender_of(cell, call) for name, call in calls.items()}
+    for size in SPLIT_SIZES:
+        made[str(size)] = contender_of(cell, cell.ours(batch_invariant=True, split_size=size))
+    plain = without_pages(session, cell)
+    mask = masks.causal(shape.rows, shape.keys)
+    call = contiguous(plain, mask)
+    check_agreement(f"{cell.name}: contiguous", call(0), plain.ours()(0))
+    made["contiguous"] = contender_of(plain, call)
+    return [row_of(cell, session.turns(made), left_out, causal_keys(cell))]
+
+
+def drafts(session):
+    """64 drafts of each request: causal, and a random tree."""
+    cell = Cell(session.pools, DRAFTS, 64)
+    parents = torch.stack([random_tree(DRAFTS.rows) for _ in range(cell.batch)]).to("cuda")
+    tail, depth = masks.draft_tree(parents)
+    mask = SequenceMask(tail=tail, tail_depth=depth)
+    calls, left_out = session.contenders(cell)
+    trees, no_trees = session.contenders(cell, mask)
+    calls |= {"tree" if name == "ours" else f"{name}_tree": call for name, call in trees.items()}
+    left_out |= {f"{name}_tree": why for name, why in no_trees.items()}
+    times = session.turns({name: contender_of(cell, call) for name, call in calls.items()})
+    return [row_of(cell, times, left_out, causal_keys(cell))]
+
+
+def random_tree(nodes):
+    """Parents, each before its child; the first is the root."""
+    return torch.tensor([-1, *(int(torch.randint(0, n, ())) for n in range(1, nodes))])
+
+
+def images(session):
+    """A causal prompt whose images see all of themselves, as a mask's intervals; FlexAttention without pages."""
+    cell = Cell(session.pools, IMAGES, 16)
+    length = IMAGES.keys
+    key = torch.arange(length, device="cuda")
+    of_image = (key // IMAGE) % 2 == 1
+    first_seen = torch.where(of_image, key // IMAGE * IMAGE, key).int()  # the row before which a key is hidden
+    bounds = torch.stack([torch.full_like(first_seen, length), first_seen], -1)  # hidden from, and hidden up to
+    mask = SequenceMask(causal=False, bounds=bounds[None, None], key_layout="sequences")
+    calls, left_out = {"ours": cell.ours(mask), "causal": cell.ours()}, {}
+    session.kernels.add(cell.kernel(mask))
+    made = {name: contender_of(cell, call) for name, call in calls.items()}
+    plain = without_pages(session, cell)
+    flex = flex_of(plain, of_image, key)
+    check_agreement(f"{cell.name}: flex", flex(0), plain.ours(mask)(0))
+    made["flex"] = contender_of(plain, flex)
+    seen = int((length - first_seen).sum())
+    return [row_of(cell, session.turns(made), left_out, seen)]
+
+
+def flex_of(cell, of_image, key):
+    """FlexAttention on contiguous tensors, with its block mask ready."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    def visible(b, h, row, column):
+        return (row >= column) | (of_image[column] & (row // IMAGE == column // IMAGE))
+
+    block_mask = create_block_mask(visible, None, None, cell.rows, cell.keys, device="cuda")
+    run = torch.compile(flex_attention, fullgraph=True)
+    q = cell.q.transpose(1, 2)
+    caches = [[x.transpose(1, 2) for x in cell.cache(n)[:2]] for n in range(cell.count)]
+    return lambda n: run(q, *caches[n], block_mask=block_mask, enable_gqa=True).transpose(1, 2)
