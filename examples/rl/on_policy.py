@@ -46,7 +46,8 @@ class PagedCache:
         shape = len(model.layers), 2, batch * pages, PAGE_SIZE, model.heads_kv, model.head_dim
         table = torch.randperm(batch * pages, device=device, dtype=torch.int32).view(batch, pages)
         self.seqlens = torch.zeros(batch, dtype=torch.int32, device=device)
-        self.layers = [KvCache(k, v, table, self.seqlens) for k, v in torch.zeros(shape, device=device)]
+        stored = torch.zeros(shape, dtype=model.attention_dtype, device=device)
+        self.layers = [KvCache(k, v, table, self.seqlens) for k, v in stored]
         sizes = batch, batch * CHUNK, most_tokens, model.heads, model.heads_kv, model.head_dim
         self.plan = CachePlan(*sizes, batch_invariant=True, split_size=SPLIT_SIZE, device=device)
         self.outputs = [[[] for _ in range(batch)] for _ in self.layers]

@@ -24,16 +24,21 @@ class RowModel(nn.Module):
         angles = torch.arange(most_tokens)[:, None] * 10000.0 ** (-torch.arange(0, head_dim, 2) / head_dim)
         self.register_buffer("turns", torch.stack([angles.cos(), angles.sin()], dim=1))
 
+    @property
+    def attention_dtype(self):
+        return torch.bfloat16 if self.turns.is_cuda else torch.float32
+
     def forward(self, tokens, positions, attend):
         """Log probabilities [rows, vocab] of the tokens that follow.
 
         tokens, positions: [rows]. attend(layer, q, k, v): the attention, [rows, heads, head_dim], of q [rows, heads,
-        head_dim] and k and v [rows, heads_kv, head_dim].
+        head_dim] and k and v [rows, heads_kv, head_dim], all of attention_dtype.
         """
         x, turns = self.embedding(tokens), self.turns[positions]
         for n, layer in enumerate(self.layers):
             q, k, v = one_by_one(layer.project, x, turns)
-            (x,) = one_by_one(layer.finish, x, attend(n, q, k, v))
+            attended = attend(n, *(part.to(self.attention_dtype) for part in (q, k, v)))
+            (x,) = one_by_one(layer.finish, x, attended.float())
         (log_probs,) = one_by_one(lambda row: (self.head(self.norm(row)).log_softmax(-1),), x)
         return log_probs
 

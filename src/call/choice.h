@@ -36,7 +36,7 @@ namespace choice {
 
 inline Prepared prepare(const Backend& backend, const Problem& problem) {
   if (problem.features.split_size != 0 && !backend.takes_split_size())
-    return Refusal{message("split_size is ", problem.features.split_size, "; backend 'cpu' alone takes it")};
+    return Refusal{message("split_size is ", problem.features.split_size, "; backends 'cpu' and 'cuda' take it")};
   return backend.prepare(problem);
 }
 inline PreparedCached prepare(const Backend& backend, const CachedProblem& problem) {

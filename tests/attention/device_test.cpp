@@ -137,11 +137,24 @@ TEST(Cuda, AGpuThatIsNotThereCanBeAskedAbout) {
       << volta.rejected.front();
 }
 
-TEST(Cuda, RefusesSplitSizeByName) {
-  const Explanation why = explain(device_call(), {.features = {.split_size = 128}}, GpuModel{});
-  EXPECT_TRUE(why.backend.empty());
-  ASSERT_FALSE(why.rejected.empty());
-  EXPECT_EQ(why.rejected.front(), "cuda: split_size is 128; backend 'cpu' alone takes it");
+TEST(Cuda, SplitsRunInKernelsOverCaches) {
+  if (kernels().empty()) GTEST_SKIP() << "a build without CUDA";
+  const auto explained = [](const ForwardArgs& args, const Features& features, const GpuModel& gpu) {
+    return explain(args, {.features = features}, gpu);
+  };
+  const ForwardArgs args = device_call();
+  const Explanation hopper = explained(args, {.split_size = 128}, GpuModel{});
+  EXPECT_EQ(hopper.backend, "cuda");
+  EXPECT_TRUE(hopper.instance.starts_with("sm90.decode.")) << hopper.instance;
+  EXPECT_NE(hopper.configuration.find("splits of 128"), std::string::npos) << hopper.configuration;
+  const auto expect_refused = [&](const Explanation& why, const std::string& text) {
+    EXPECT_TRUE(why.backend.empty());
+    ASSERT_FALSE(why.rejected.empty());
+    EXPECT_NE(why.rejected.front().find(text), std::string::npos) << why.rejected.front();
+  };
+  expect_refused(explained(args, {.split_size = 128}, GpuModel{.compute_major = 8, .multiprocessors = 108}),
+                 "split_size is 128; kernels 'sm80' do not take it");
+  expect_refused(explained(args, {.dropout = {.p = 0.5}, .split_size = 128}, GpuModel{}), "dropout 0.5");
 }
 
 TEST(Cuda, FeaturesHaveKernelsOfTheirOwn) {

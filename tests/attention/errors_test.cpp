@@ -244,7 +244,7 @@ TEST_F(CallErrors, SplitSize) {
   expect_error(ErrorCode::kUnsupported, {"cpu: dropout is not taken beside split_size"},
                [&] { forward_workspace(call.forward_args(), call.options); });
   call.options = {.features = {.split_size = 128}, .backend = "reference"};
-  expect_error(ErrorCode::kUnsupported, {"reference: split_size is 128; backend 'cpu' alone takes it"},
+  expect_error(ErrorCode::kUnsupported, {"reference: split_size is 128; backends 'cpu' and 'cuda' take it"},
                [&] { forward_workspace(call.forward_args(), call.options); });
 }
 

@@ -9,11 +9,11 @@
 
 #include "backends/cpu/cached_cpu.h"
 #include "backends/cpu/cached_kernels.h"
-#include "backends/cpu/split_forward.h"
 #include "backends/cpu/threads.h"
 #include "backends/cpu/tile_kernels.h"
 #include "call/backend.h"
 #include "call/sink_and_dropout.h"
+#include "call/split_forward.h"
 #include "common/arithmetic.h"
 #include "common/message.h"
 
@@ -50,7 +50,7 @@ struct CpuCall {
       if (!cpu::BackwardRows::sums_in_dq(p)) own_dq = delta * cpu::BackwardRows::dq_stride(p);
       turn = round_up(row_tiles * static_cast<int64_t>(sizeof(int32_t)), kCacheLine);
     }
-    scratch = has_splits(p) ? cpu::split_forward_scratch_floats(cpu::as_cached(p)) * int64_t{sizeof(float)}
+    scratch = has_splits(p) ? cpu::split_forward_scratch_floats(as_cached(p)) * int64_t{sizeof(float)}
                             : static_cast<int64_t>(cpu::scratch_bytes(p));
   }
   TileShape tile() const { return {cpu::kTileRows, cpu::kTileKeys}; }
@@ -117,7 +117,7 @@ void forward(const Problem& p, const Workspace& workspace) {
 
 /// The forward with split_size. A cache's products read keys for one row tile at a time.
 void split_forward(const Problem& p, const Workspace& workspace) {
-  const CachedProblem cached = cpu::as_cached(p);
+  const CachedProblem cached = as_cached(p);
   const int64_t row_tiles = ceil_div(p.seqlen_q, cpu::kTileRows);
   const int64_t executed =
       for_each_item(p.batch, p.heads_q, row_tiles, workspace, [&](int64_t b, int64_t h, int64_t n, float* scratch) {

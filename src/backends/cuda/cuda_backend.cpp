@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "backends/cuda/cache/append.h"
+#include "backends/cuda/cache/split_forward.h"
 #include "backends/cuda/cache/work_plan.h"
 #include "backends/cuda/host/device.h"
 #include "backends/cuda/host/error.h"
@@ -25,6 +26,7 @@ class CudaBackend final : public Backend {
  public:
   std::string_view name() const override { return "cuda"; }
   BackendInfo info() const override;
+  bool takes_split_size() const override { return true; }
   Device::Kind device_kind() const override { return Device::Kind::kCuda; }
   bool has_device(const Device& device) const override { return cuda::device_refusal(device.index).empty(); }
   Prepared prepare(const Problem& p) const override;
@@ -71,7 +73,9 @@ Prepared CudaBackend::prepare(const Problem& p) const {
   if (p.device.kind != Device::Kind::kCuda) return Refusal{"takes CUDA tensors only"};
   auto set = cuda::kernel_set_for(p);
   if (auto* refusal = std::get_if<Refusal>(&set)) return std::move(*refusal);
-  return std::get<const cuda::KernelSet*>(set)->prepare(p);
+  const cuda::KernelSet& found = *std::get<const cuda::KernelSet*>(set);
+  if (p.features.split_size != 0 && !p.is_backward) return cuda::prepare_split_forward(found, p);
+  return found.prepare(p);
 }
 
 /// The kernels that a plan is for.

@@ -44,6 +44,7 @@ constinit const cuda::KernelSet kKernelSet{
     .kernels = kernels,
     .prepare = prepare,
     .reads_float8 = false,
+    .has_equal_bits = true,
     .prepare_cached = prepare_cached,
     .cached_plan_bytes = cached_plan_bytes,
     .build_cached_plan = build_cached_plan,

@@ -4,10 +4,10 @@
 #include "call/cached_problem.h"
 #include "call/problem.h"
 
-namespace flashmask::cpu {
+namespace flashmask {
 
 /// A forward with split_size as a call over a cache of one page a batch entry: its tensors, options and positions. Its
-/// mask is not there, for the plan says what rows see.
+/// mask is not there, as plans say what rows see.
 CachedProblem as_cached(const Problem& forward);
 
-}  // namespace flashmask::cpu
+}  // namespace flashmask

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backends/cpu/split_forward.h"
+#include "call/split_forward.h"
 
 #include <cstdint>
 
-namespace flashmask::cpu {
+namespace flashmask {
 namespace {
 
 /// A mask's positions [own batch, length] by batch entry and index.
@@ -26,6 +26,7 @@ CachedProblem as_cached(const Problem& p) {
   c.pages = p.batch;
   c.dtype = c.cache_dtype = p.dtype;
   c.device = p.device;
+  c.gpu = p.gpu;
   c.split_size = p.features.split_size;
   c.q = p.q;
   c.out = p.out;
@@ -40,4 +41,4 @@ CachedProblem as_cached(const Problem& p) {
   return c;
 }
 
-}  // namespace flashmask::cpu
+}  // namespace flashmask
