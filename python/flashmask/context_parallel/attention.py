@@ -54,8 +54,7 @@ def attention(
         return_lse: also return lse, [batch, heads_q, rows].
         check: compare the mask, the placement, shapes and options of all ranks first. None: only if torch.distributed's
             debug level is not OFF (TORCH_DISTRIBUTED_DEBUG).
-        features: those of flashmask_attention (sink, softcap, dropout) are not implemented; anything but their defaults
-            is refused.
+        features: those of flashmask_attention are not implemented; anything but their defaults is refused.
 
     Raises:
         TypeError, ValueError: an argument is wrong, or, with check, ranks disagree; the message names them.

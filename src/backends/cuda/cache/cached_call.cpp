@@ -129,8 +129,7 @@ CachedParams cached_params(const CachedProblem& p, const WorkPlan& plan) {
       division_by(static_cast<uint32_t>(std::max(params.page_size, 1)));
   params.scale_log2 = scale_log2(common);
   params.score_of_bit = 1 / params.scale_log2;
-  params.softcap = features.softcap;
-  params.sink = features.sink;
+  params.features = features;
   params.k_scale = scale_of(p.cache.k_scale);
   params.v_scale = scale_of(p.cache.v_scale);
   if (const TensorView& slopes = p.features.alibi_slopes; slopes.defined()) {

@@ -49,8 +49,7 @@ struct CachedParams {
   uint32_t page_multiplier, page_shift;  ///< a key / page_size by a product, see division_by
   float scale_log2;                      ///< log2(e) * the scores' unit, at least a tiny number
   float score_of_bit;                    ///< 1 / scale_log2
-  SoftcapParams softcap;
-  SinkParams sink;
+  SharedFeatureParams features;
   AlibiParams alibi;  ///< positions aside, which are the sequences'
   CacheScale k_scale, v_scale;
 
@@ -59,7 +58,7 @@ struct CachedParams {
     return static_cast<int32_t>((uint64_t{static_cast<uint32_t>(key)} * page_multiplier) >> page_shift);
   }
   /// True if scores are more than products.
-  __device__ __forceinline__ bool changes_scores() const { return softcap.is_set() || alibi.is_set(); }
+  __device__ __forceinline__ bool changes_scores() const { return features.changes_products() || alibi.is_set(); }
   /// True if distances of positions are needed for a tile whatever its class: they are ALiBi's.
   __device__ __forceinline__ bool needs_positions() const {
     return alibi.is_set() && (call.q_pos.defined() || call.tail_depth.defined());

@@ -238,7 +238,7 @@ class PartialResults {
   __device__ __forceinline__ static void store(const CachedParams& p, const UnitPart& work, int32_t lane, int32_t row,
                                                const Sum& sum) {
     const int64_t head = query_head(p, work, row % work.tile.head_count);
-    const RowEnd end = end_row(sum.largest, sum.sum, p.sink.template of_head<Element>(head));
+    const RowEnd end = end_row(sum.largest, sum.sum, p.features.sink.template of_head<Element>(head));
     const RowPlace place(p, work, row / work.tile.head_count);
     Element* const to = p.out.at<Element>(place.batch, place.row, head);
 #pragma unroll

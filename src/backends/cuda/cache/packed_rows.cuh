@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backends/cuda/cache/merge.cuh"
+#include "backends/cuda/device/softcap.cuh"
 #include "backends/cuda/fragments/fragments.cuh"
 #include "backends/cuda/ptx/async_arrive.cuh"
 
@@ -50,6 +51,14 @@ __device__ __forceinline__ void apply_alibi(const CachedParams& p, const UnitPar
   }
 }
 
+/// Makes scores of a slab's products: the tanh of a softcap, then ALiBi's biases by bias().
+template <typename Product, int kScores, typename Bias>
+__device__ __forceinline__ void change_scores(const CachedParams& p, float (&s)[kScores], const Bias& bias) {
+  if (p.features.softcap.is_set()) apply_softcap<Product>(s, p.features.softcap.factor);
+  if (!p.alibi.is_set()) return;
+  bias();
+}
+
 /// The columns of a thread's pairs of O, as a product leaves them.
 struct NaturalColumns {
   __device__ __forceinline__ static bool has_pair(int n, int32_t columns) { return 8 * n < columns; }
@@ -96,7 +105,7 @@ struct RowStore {
   __device__ __forceinline__ void store_final(const PackedPlace& packed, int half, const float (&o)[kOutputs],
                                               float largest, float sum) const {
     const int64_t head = query_head(p, work, packed.head);
-    const RowEnd end = end_row(largest, sum, p.sink.template of_head<Element>(head));
+    const RowEnd end = end_row(largest, sum, p.features.sink.template of_head<Element>(head));
     const RowPlace place(p, work, packed.row);
     Element* const to = p.out.at<Element>(place.batch, place.row, head) + Columns::first();
 #pragma unroll

@@ -86,10 +86,19 @@ struct AlibiParams {
 #endif
 };
 
-/// Parameters of a call's features for kernels. All threads agree on which features the call has.
-struct FeatureParams {
+/// The features that calls over tensors and over caches have alike.
+struct SharedFeatureParams {
   SoftcapParams softcap;
   SinkParams sink;
+
+#if defined(__CUDACC__)
+  /// True if products are changed before a mask or bias is applied.
+  __device__ __forceinline__ bool changes_products() const { return softcap.is_set(); }
+#endif
+};
+
+/// Parameters of a call's features for kernels. All threads agree on which features the call has.
+struct FeatureParams : SharedFeatureParams {
   DropoutParams dropout;
   PositionParams positions;
 };

@@ -8,7 +8,6 @@
 #include "backends/cuda/cache/packed_rows.cuh"
 #include "backends/cuda/device/delay.cuh"
 #include "backends/cuda/device/launch_overlap.cuh"
-#include "backends/cuda/device/softcap.cuh"
 #include "backends/cuda/fragments/element_mask.cuh"
 #include "backends/cuda/fragments/softmax.cuh"
 #include "backends/cuda/sm80/decode/cache_operands.cuh"
@@ -388,15 +387,14 @@ class DecodeCta {
     return {packed, packed / heads, packed % heads};
   }
 
-  /// Makes scores of products: the tanh of a softcap, then the biases of ALiBi.
   template <typename Own>
   __device__ __forceinline__ void change_scores(const cuda::UnitPart& work, const Own& own, int32_t first_key,
                                                 typename Own::Scores& s) const {
-    if (p_.softcap.is_set()) cuda::apply_softcap<Product>(s, p_.softcap.factor);
-    if (!p_.alibi.is_set()) return;
-    cuda::apply_alibi(
-        p_, work, [&](int half) { return place_of(work, own.first_row(), half); },
-        shared_.rows.key_positions[step_ % kSteppedBits] + own.first_key(), first_key + own.first_key(), s);
+    cuda::change_scores<Product>(p_, s, [&] {
+      cuda::apply_alibi(
+          p_, work, [&](int half) { return place_of(work, own.first_row(), half); },
+          shared_.rows.key_positions[step_ % kSteppedBits] + own.first_key(), first_key + own.first_key(), s);
+    });
   }
 
   /// Finds which of a step's keys each row of the tile sees: a warp for the keys that it has loaded, and as many rows

@@ -4,7 +4,6 @@
 #include <type_traits>
 
 #include "backends/cuda/cache/packed_rows.cuh"
-#include "backends/cuda/device/softcap.cuh"
 #include "backends/cuda/ptx/async_arrive.cuh"
 #include "backends/cuda/ptx/tensor_core.cuh"
 #include "backends/cuda/ptx/tma.cuh"
@@ -369,11 +368,11 @@ class DecodeConsumer {
     masks_.advance();
   }
 
-  /// Makes scores of products: the tanh of a softcap, then the biases of ALiBi.
   __device__ __forceinline__ void change_scores(const Work& work, const KeyTile& tile, Scores& s) const {
-    if (p_.softcap.is_set()) cuda::apply_softcap<Element>(s, p_.softcap.factor);
-    if (!p_.alibi.is_set()) return;
-    cuda::apply_alibi(p_, work, [&](int half) { return place_of(work, half); }, mask().positions, tile.first_key(), s);
+    cuda::change_scores<Element>(p_, s, [&] {
+      cuda::apply_alibi(
+          p_, work, [&](int half) { return place_of(work, half); }, mask().positions, tile.first_key(), s);
+    });
   }
 
   template <int kRows>
