@@ -73,6 +73,8 @@ class CachePlan:
     float8: the calls' cache is float8_e4m3fn.
     device: where the tensors are; None: torch's default device.
 
+    On Hopper a plan with max_rows * heads_q / heads_kv above 64 * max_batch is for prefill: it serves single rows, too,
+    but in tiles made for many. Steps of decode alone have a plan of their own.
     One stream at a time. A call with a plan that was updated for other tensors or options is a ValueError; after the
     contents of lengths, tables or masks change, update it: a call with a stale plan is undefined, though harmless.
     """
