@@ -76,9 +76,10 @@ void clear_blocks(const uint8_t* keep, int64_t key_blocks, int64_t key_block, in
 /// rules::last_visible_row of a column with a list.
 template <typename IsLive>
 int32_t last_listed_row(const ColumnRows& column, const rules::PositionBand& band, int32_t key, const IsLive& is_live) {
+  constexpr auto kGranule = static_cast<int32_t>(kGranuleRows);
   for (int32_t row = column.columns().seqlen_q - 1; row >= 0;) {
-    if (!is_live(row / kGranuleRows)) {
-      row = row / static_cast<int32_t>(kGranuleRows) * static_cast<int32_t>(kGranuleRows) - 1;
+    if (!is_live(row / kGranule)) {
+      row = row / kGranule * kGranule - 1;
     } else if (column.is_visible(row, key) && (!band.q_pos || rules::in_band(band, band.q_pos[row], band.k_pos[key]))) {
       return row;
     } else {
