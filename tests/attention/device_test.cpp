@@ -155,6 +155,9 @@ TEST(Cuda, SplitsRunInKernelsOverCaches) {
   expect_refused(explained(args, {.split_size = 128}, GpuModel{.compute_major = 8, .multiprocessors = 108}),
                  "split_size is 128; kernels 'sm80' do not take it");
   expect_refused(explained(args, {.dropout = {.p = 0.5}, .split_size = 128}, GpuModel{}), "dropout 0.5");
+  ForwardArgs partial = args;
+  partial.out.dtype = DataType::kFloat32;
+  expect_refused(explained(partial, {.partial_out = true, .split_size = 128}, GpuModel{}), "partial_out is set");
 }
 
 TEST(Cuda, FeaturesHaveKernelsOfTheirOwn) {

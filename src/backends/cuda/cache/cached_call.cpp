@@ -167,12 +167,14 @@ void build_plan(const CachedProblem& p, const CachedPlan& plan, const WorkPlanLa
 
 std::string shares_text(const CachedProblem& p, const WorkPlaces& places) {
   if (p.batch_invariant && places.packed_rows > kPackedRows)
-    return message("at multiples of ", p.split_size, " keys, whole row tiles in ", places.shares,
-                   " shares of live blocks, each split folded into those before");
+    return message("at multiples of ", p.split_size, " keys, row tiles dealt whole to ", places.shares,
+                   " CTAs, each split folded into those before");
   if (p.batch_invariant)
     return message("at multiples of ", p.split_size, " keys, whole splits in ", places.shares,
                    " shares of live blocks, folded in ascending order by the last to arrive");
-  return message("live blocks of 128 keys in ", places.shares,
+  const char* const dealt =
+      places.packed_rows > kPackedRows ? "row tiles dealt whole to CTAs or, where that is uneven, " : "";
+  return message(dealt, "live blocks of 128 keys in ", places.shares,
                  " equal shares, merged in ascending order by the last to arrive");
 }
 

@@ -64,8 +64,10 @@ std::string mask_refusal(const Problem& p) {
     return message("split_size is ", p.features.split_size, " and ", why...);
   };
   if (p.features.dropout.p != 0) return refused("dropout ", p.features.dropout.p, "; leave out one of them");
+  if (p.features.partial_out) return refused("partial_out is set; leave out one of them");
   if (p.seqlen_q != p.seqlen_k)
     return refused("q has ", p.seqlen_q, " rows and k ", p.seqlen_k, "; a GPU's have to be as many");
+  if (m.q_offset != 0) return refused("q_offset ", m.q_offset, "; row 0 has to be that of key 0 on a GPU");
   if (p.dense.defined()) return refused("the mask is dense; give one of row intervals");
   if (Vectors vectors; !find_vectors(m, vectors))
     return refused("the mask's vectors are not those of one tensor [.., 1, 2 or 4], LTS first");

@@ -166,7 +166,7 @@ void launch_work_plan(const WorkPlan& plan, const CachedProblem& p, LaunchChain&
     const int64_t blocks = std::min<int64_t>(plan.words * kBlocksOfWord, ceil_div(p.capacity, int64_t{kBlockKeys})),
                   half_words = ceil_div(blocks, int64_t{kClassifyWarps});
     // Requests have row tiles enough for so many CTAs on average; one that has more goes round.
-    const int64_t chunks = ceil_div(int64_t{plan.tile_slots}, kClassifyTiles * p.batch);
+    const int64_t chunks = ceil_div(int64_t{plan.tile_slots}, kClassifyTiles * std::max<int64_t>(p.batch, 1));
     const int threads = 32 * static_cast<int>(std::min<int64_t>(blocks, kClassifyWarps));
     chain.launch("launch of the kernel that classifies a cache's blocks", &flashmask_sm90_cache_blocks,
                  half_words * p.batch * chunks, threads, threads * kClassifyCachedBytes, plan, p.view,
