@@ -56,10 +56,10 @@ def starts(count, step):
 
 
 def visible(cell, tail):
-    """bool [batch, rows, keys] of a tree, int32 [batch, rows, 1] among the last rows and keys."""
+    """bool [batch, rows, keys] of a tree, int32 [batch, rows, words of 32 bits] among the last rows and keys."""
     bits = torch.arange(cell.rows, device=tail.device)
     found = torch.ones(cell.batch, cell.rows, cell.keys, dtype=torch.bool, device=tail.device)
-    found[:, :, -cell.rows :] = (tail >> bits & 1).bool()
+    found[:, :, -cell.rows :] = (tail[..., bits // 32] >> bits % 32 & 1).bool()
     return found
 
 

@@ -402,20 +402,22 @@ def test_the_words_of_its_command():
 
 @pytest.fixture
 def prefill_steps(steps, monkeypatch):
-    """The steps of prefill over small caches. FlexAttention's place takes our own call."""
+    """The steps of prefill over small caches. SDPA with a dense mask takes FlexAttention's place."""
     from benchmarks.measure.gpu import prefill_steps
 
     shape = decode_shapes.Shape(2, 256, *HOST_HEADS, rows=40)
-    names = {"CHUNKS": {shape: (64, 16)}, "DRAFTS": shape._replace(rows=8), "IMAGE": 32, "SPLIT_SIZES": (128,)}
-    for name, value in (names | {"IMAGES": shape._replace(batch=1, rows=256)}).items():
-        monkeypatch.setattr(prefill_steps, name, value)
+    shapes = {"CHUNKS": {shape: (64, 16)}, "DRAFTS": shape, "IMAGES": shape._replace(batch=1, rows=256)}
+    for name, value in (shapes | {"PREFILL_SPLITS": (128,)}).items():
+        monkeypatch.setattr(decode_shapes, name, value)
+    monkeypatch.setattr(prefill_steps, "IMAGE", 32)
 
     def flex(cell, of_image, key):
-        from flashmask import flashmask_attention
+        from torch.nn.functional import scaled_dot_product_attention
 
         image = key // prefill_steps.IMAGE
         visible = (key[:, None] >= key) | (of_image & (image[:, None] == image))
-        return lambda n: flashmask_attention(cell.q, *cell.cache(n)[:2], dense_mask=visible[None, None])
+        q, k, v = (x.transpose(1, 2) for x in (cell.q, *cell.cache(0)[:2]))
+        return lambda n: scaled_dot_product_attention(q, k, v, visible, enable_gqa=True).transpose(1, 2)
 
     monkeypatch.setattr(prefill_steps, "flex_of", flex)
     return prefill_steps

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shapes of caches that decode is measured with, in the order in which a run takes them."""
+"""The shapes of caches that decode and prefill are measured with, in the order in which a run takes them."""
 
 from itertools import product
 from typing import NamedTuple
@@ -43,6 +43,17 @@ FLOAT8 = Shape(64, 8192, *MODELS[0]), Shape(8, 32768, *MODELS[0])
 INVARIANT, SPLIT_SIZES = MODELS[0], (1024, 256, 512, 2048)  # the default first
 ONE_SPLIT = Shape(1, 32768, *MODELS[0])  # beside FlashAttention-3 without splits
 UPDATED = Shape(64, 8192, *MODELS[0]), Shape(256, 32768, *MODELS[0]), Shape(4096, 128, *MODELS[0])
+
+# Prefill: chunks of rows, the last of their keys, and page sizes; drafts; four images among as much text.
+CHUNKS = {
+    Shape(1, 32768, *MODELS[0], rows=2048): (64, 16, 1, CONTIGUOUS),
+    Shape(1, 8192, *MODELS[0], rows=8192): (64, 16),
+    Shape(4, 8192, *MODELS[0], rows=8192): (16,),
+    Shape(4, 32768, *MODELS[0], rows=2048): (16,),
+    Shape(1, 32768, *MODELS[1], rows=2048): (64,),
+}
+PREFILL_SPLITS = (1024, 4096)
+DRAFTS, IMAGES = Shape(16, 16384, *MODELS[0], rows=64), Shape(1, 8192, *MODELS[0], rows=8192)
 
 
 def shapes_of(model, elements):

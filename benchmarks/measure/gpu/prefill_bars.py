@@ -10,7 +10,7 @@ OVER_OTHERS = {"contiguous": 0.96, "fa3": 0.95, "flashinfer": 2.0}
 NAMES = {"contiguous": "our contiguous forward", "fa3": "FlashAttention-3", "flashinfer": "FlashInfer"}
 # Drafts: causal over FlashAttention-3, a tree's time over causal, and a tree over peers' trees.
 DRAFTS_OVER, TREE = {"fa3": 0.97}, 1.05
-TREE_OVER = {"flashinfer_tree": 4.5, "xqa_tree": 3.3}
+TREE_OVER = {"flashinfer_tree": 4.5}
 # batch_invariant over the fast call, by split_size.
 INVARIANT = {"1024": 0.85, "4096": 0.88}
 IMAGES_OVER = {"flex": 2.5}

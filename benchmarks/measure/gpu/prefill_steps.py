@@ -5,20 +5,10 @@ import torch
 from flashmask import flashmask_attention, masks
 from flashmask.inference import SequenceMask
 
+from benchmarks.measure.gpu import decode_shapes
 from benchmarks.measure.gpu.decode_cell import Cell, check_agreement, contender_of, time_figures
-from benchmarks.measure.gpu.decode_shapes import CONTIGUOUS, MODELS, Shape
 
-# New rows, which are the last of the keys, and page sizes. The bars are those of the first shape.
-CHUNKS = {
-    Shape(1, 32768, *MODELS[0], rows=2048): (64, 16, 1, CONTIGUOUS),
-    Shape(1, 8192, *MODELS[0], rows=8192): (64, 16),
-    Shape(4, 8192, *MODELS[0], rows=8192): (16,),
-    Shape(4, 32768, *MODELS[0], rows=2048): (16,),
-    Shape(1, 32768, *MODELS[1], rows=2048): (64,),
-}
-SPLIT_SIZES = (1024, 4096)
-DRAFTS = Shape(16, 16384, *MODELS[0], rows=64)
-IMAGES, IMAGE = Shape(1, 8192, *MODELS[0], rows=8192), 1024  # four, each between as many tokens of text
+IMAGE = 1024  # tokens of an image, and of the text before it
 
 
 def row_of(cell, times, left_out, rows_seen):
@@ -40,7 +30,8 @@ def contiguous(cell, mask):
 
 def without_pages(session, cell):
     """The cell's rows over contiguous caches."""
-    other = Cell(session.pools, Shape(cell.batch, cell.keys, cell.heads_q, cell.heads_kv, cell.dim, cell.rows), 0)
+    sizes = cell.batch, cell.keys, cell.heads_q, cell.heads_kv, cell.dim, cell.rows
+    other = Cell(session.pools, decode_shapes.Shape(*sizes), decode_shapes.CONTIGUOUS)
     other.q = cell.q
     return other
 
@@ -50,7 +41,7 @@ def chunk(session, shape, page):
     cell = Cell(session.pools, shape, page)
     calls, left_out = session.contenders(cell)
     made = {name: contender_of(cell, call) for name, call in calls.items()}
-    for size in SPLIT_SIZES:
+    for size in decode_shapes.PREFILL_SPLITS:
         made[str(size)] = contender_of(cell, cell.ours(batch_invariant=True, split_size=size))
     plain = without_pages(session, cell)
     mask = masks.causal(shape.rows, shape.keys)
@@ -62,8 +53,8 @@ def chunk(session, shape, page):
 
 def drafts(session):
     """64 drafts of each request: causal, and a random tree."""
-    cell = Cell(session.pools, DRAFTS, 64)
-    parents = torch.stack([random_tree(DRAFTS.rows) for _ in range(cell.batch)]).to("cuda")
+    cell = Cell(session.pools, decode_shapes.DRAFTS, 64)
+    parents = torch.tensor([random_tree(cell.rows) for _ in range(cell.batch)], device="cuda")
     tail, depth = masks.draft_tree(parents)
     mask = SequenceMask(tail=tail, tail_depth=depth)
     calls, left_out = session.contenders(cell)
@@ -76,13 +67,13 @@ def drafts(session):
 
 def random_tree(nodes):
     """Parents, each before its child; the first is the root."""
-    return torch.tensor([-1, *(int(torch.randint(0, n, ())) for n in range(1, nodes))])
+    return [-1, *(int(torch.randint(0, n, ())) for n in range(1, nodes))]
 
 
 def images(session):
     """A causal prompt whose images see all of themselves, as a mask's intervals; FlexAttention without pages."""
-    cell = Cell(session.pools, IMAGES, 16)
-    length = IMAGES.keys
+    cell = Cell(session.pools, decode_shapes.IMAGES, 16)
+    length = cell.keys
     key = torch.arange(length, device="cuda")
     of_image = (key // IMAGE) % 2 == 1
     first_seen = torch.where(of_image, key // IMAGE * IMAGE, key).int()  # the row before which a key is hidden
