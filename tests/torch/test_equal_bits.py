@@ -199,7 +199,7 @@ def test_training_in_any_batch():
     parts = [draw(700, torch.bfloat16, seed=n) for n in range(4)]
     for part, n in zip(parts, lengths):
         for x in part:
-            x[:, n:] = 0 if ON_CUDA else float("nan")  # a GPU's padding is finite
+            x[:, n:] = 0 if ON_CUDA else float("nan")  # a GPU's padding is finite with splits
     ends = torch.tensor(lengths)[:, None]
     hidden_from = torch.where(torch.arange(700) < ends, ends, 0).int()[:, None, :, None].to(DEVICE)
     q, k, v = (torch.cat(x) for x in zip(*parts))

@@ -11,6 +11,7 @@
 #include "backends/cuda/host/error.h"
 #include "backends/cuda/kernel_sets.h"
 #include "backends/cuda/masks/build_masks.h"
+#include "backends/cuda/masks/dense_extents.h"
 #include "backends/cuda/plan/device_plan.h"
 #include "call/backend.h"
 #include "common/message.h"
@@ -60,7 +61,8 @@ BackendInfo CudaBackend::info() const {
 
 std::vector<KernelInfo> CudaBackend::kernels() const {
   std::vector<KernelInfo> all = cuda::plan_kernels(/*has_positions=*/true);
-  for (const std::vector<KernelInfo>& more : {cuda::work_plan_kernels(), cuda::append_kernels()})
+  for (const std::vector<KernelInfo>& more :
+       {cuda::work_plan_kernels(), cuda::append_kernels(), cuda::dense_extent_kernels()})
     all.insert(all.end(), more.begin(), more.end());
   for (const cuda::KernelSet* set : cuda::kernel_sets()) {
     const std::vector<KernelInfo> own = set->kernels();

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "backends/cuda/device/mask_params.h"
 #include "backends/cuda/device/tensor_rows.h"
 
 namespace flashmask::cuda {
@@ -17,11 +18,12 @@ struct KeyMagnitudes {
   float k, v;
 };
 
-/// Parameters of the kernel that measures them, with a block for each kKeys keys of a key head.
+/// Parameters of the kernel that measures visible keys, with a block for each kKeys keys of a key head.
 struct KeyMagnitudeParams {
   static constexpr int kKeys = 256;
   TensorRows k, v;
   KeyMagnitudes* magnitudes;  ///< [batch, heads_kv, blocks]
+  VisibleExtents extents;
   int32_t seqlen_k;
   uint32_t blocks, heads;  ///< blocks per key head; key heads
 };

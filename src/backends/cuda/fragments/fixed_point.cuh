@@ -50,15 +50,15 @@ struct Magnitude {
   }
 };
 
-/// The largest |K_jd| and |V_j| of the block's keys before key_end(batch). `lanes` neighbours, a power of two up to 16,
-/// share a row.
-template <typename Element, typename KeyEnd>
-__device__ __forceinline__ void measure_keys(const KeyMagnitudeParams& p, const KeyEnd& key_end) {
+/// The largest |K_jd| and |V_j| of the block's keys before the visible extent's end. `lanes` neighbours, a power of two
+/// up to 16, share a row.
+template <typename Element>
+__device__ __forceinline__ void measure_keys(const KeyMagnitudeParams& p) {
   constexpr int kMostLanes = 16;
   const uint32_t head = blockIdx.x % p.heads, block = blockIdx.x / p.heads % p.blocks,
                  batch = blockIdx.x / p.heads / p.blocks;
   const int32_t first = static_cast<int32_t>(block) * KeyMagnitudeParams::kKeys,
-                end = min(key_end(batch), first + KeyMagnitudeParams::kKeys);
+                end = min(p.extents.keys(batch, p.seqlen_k), first + KeyMagnitudeParams::kKeys);
   const int widest = max(p.k.columns, p.v.columns);
   int lanes = 1;
   while (lanes < kMostLanes && 8 * lanes < widest) lanes *= 2;

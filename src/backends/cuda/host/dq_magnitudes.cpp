@@ -15,10 +15,11 @@ int64_t magnitude_blocks(const Problem& p) {
   return p.deterministic && p.seqlen_q > 0 ? p.batch * p.heads_kv * head_blocks(p) : 0;
 }
 
-KeyMagnitudeParams key_magnitude_params(const Problem& p, KeyMagnitudes* magnitudes) {
+KeyMagnitudeParams key_magnitude_params(const Problem& p, KeyMagnitudes* magnitudes, const VisibleExtents& extents) {
   return {.k = tensor_rows(p.k),
           .v = tensor_rows(p.v),
           .magnitudes = magnitudes,
+          .extents = extents,
           .seqlen_k = static_cast<int32_t>(p.seqlen_k),
           .blocks = static_cast<uint32_t>(head_blocks(p)),
           .heads = static_cast<uint32_t>(p.heads_kv)};

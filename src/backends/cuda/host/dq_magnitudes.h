@@ -13,7 +13,7 @@ namespace flashmask::cuda {
 int64_t magnitude_blocks(const Problem& p);
 
 /// Parameters of the kernel that measures them, which leaves as many `magnitudes`.
-KeyMagnitudeParams key_magnitude_params(const Problem& p, KeyMagnitudes* magnitudes);
+KeyMagnitudeParams key_magnitude_params(const Problem& p, KeyMagnitudes* magnitudes, const VisibleExtents& extents);
 
 /// Parameters of the pass over rows, which gives them scales; none without `magnitudes`.
 RowScaleParams row_scale_params(const Problem& p, const KeyMagnitudes* magnitudes);

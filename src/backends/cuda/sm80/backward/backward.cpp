@@ -17,6 +17,7 @@
 #include "backends/cuda/host/kernel_info.h"
 #include "backends/cuda/host/kernel_table.h"
 #include "backends/cuda/host/launch_chain.h"
+#include "backends/cuda/masks/dense_extents.h"
 #include "backends/cuda/sm80/backward/instance.h"
 #include "backends/cuda/sm80/backward/params.h"
 #include "common/arithmetic.h"
@@ -275,27 +276,11 @@ ScoredBackwardParams make_params(const Problem& p, const BackwardCall& call, std
   return params;
 }
 
-int64_t dense_extent_blocks(const Problem& p) { return ceil_div(p.seqlen_q, int64_t{DenseExtentParams::kRows}); }
-
-void find_dense_extents(const Problem& p, VisibleExtent* extents) {
-  const cudaStream_t stream = cuda::stream_of(p);
-  cuda::check(cudaMemsetAsync(extents, 0, static_cast<std::size_t>(p.batch) * sizeof(VisibleExtent), stream),
-              "cudaMemsetAsync of a dense mask's extents");
-  cuda::LaunchChain(stream).launch("launch of a dense mask's extents", dense_extent_instance().kernel,
-                                   p.batch * p.heads_q * dense_extent_blocks(p), cuda::kRowThreads,
-                                   DenseExtentParams{.dense = cuda::dense_mask(p),
-                                                     .extents = extents,
-                                                     .seqlen_q = static_cast<int32_t>(p.seqlen_q),
-                                                     .seqlen_k = static_cast<int32_t>(p.seqlen_k),
-                                                     .blocks = static_cast<int32_t>(dense_extent_blocks(p)),
-                                                     .heads = static_cast<uint32_t>(p.heads_q)});
-}
-
 void BackwardCall::explain(const Problem& p, Explanation& e) const {
   e.arch = kArch;
   e.instance = kernel->id;
   e.padding_share = cuda::padding_share(*kernel->tile, p.head_dim, p.head_dim_v);
-  if (!cuda::needs_plan(p)) e.kernels.push_back(dense_extent_instance().id);
+  if (!cuda::needs_plan(p)) e.kernels.emplace_back(cuda::kDenseExtents);
   if (magnitude_blocks > 0) e.kernels.push_back(magnitude_instance(p.dtype).id);
   if (tiles.all_rows > 0) e.kernels.push_back(preprocess_id(p.dtype, *kernel->tile));
   if (work_tiles > 0) e.kernels.push_back(e.instance);
@@ -316,11 +301,10 @@ void BackwardCall::run(const Problem& p, std::byte* workspace, unsigned long lon
   // Without rows there is no block to clear the counter.
   if (tiles.all_rows == 0)
     cuda::check(cudaMemsetAsync(rows.next, 0, sizeof(*rows.next), stream), "cudaMemsetAsync of the work tile counter");
-  if (!cuda::needs_plan(p)) find_dense_extents(p, at<VisibleExtent>(workspace, layout.extents));
+  if (!cuda::needs_plan(p)) cuda::find_dense_extents(p, at<VisibleExtent>(workspace, layout.extents));
   if (magnitude_blocks > 0)
     launch("launch of the keys' magnitudes", magnitude_instance(p.dtype).kernel, magnitude_blocks, cuda::kRowThreads, 0,
-           MagnitudeParams{cuda::key_magnitude_params(p, key_magnitudes(*this, workspace)),
-                           visible_extents(p, *this, workspace)});
+           cuda::key_magnitude_params(p, key_magnitudes(*this, workspace), visible_extents(p, *this, workspace)));
   const RowKernels& of_rows = row_kernels_of(p.dtype, *kernel->tile);
   launch("launch of the backward's preprocessing", of_rows.preprocess, tiles.all_rows, cuda::kRowThreads, 0, rows);
   if (work_tiles > 0) {
@@ -400,8 +384,7 @@ Prepared prepare_backward(const Problem& p, int kilobytes) {
 
 std::vector<KernelInfo> backward_kernels() {
   using namespace bwd;
-  std::vector<KernelInfo> all{
-      cuda::named({.id = dense_extent_instance().id, .op = "bwd", .tile = {0, 0}, .threads = cuda::kRowThreads})};
+  std::vector<KernelInfo> all;
   for (const DataType dtype : cuda::kDataTypes) {
     for (const BackwardTile& tile : kBackwardTiles) add_kernels(dtype, tile, all);
     for (const char* id : {magnitude_instance(dtype).id, reduce_instance(dtype).id, sink_instance(dtype).id}) {

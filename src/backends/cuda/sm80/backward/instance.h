@@ -26,16 +26,9 @@ RowKernels row_kernels();
 /// The kernel that measures keys of an element type in deterministic mode, before the others run.
 struct MagnitudeInstance {
   const char* id;
-  void (*kernel)(MagnitudeParams);  ///< a block of cuda::kRowThreads for each kKeys keys of a key head
+  void (*kernel)(cuda::KeyMagnitudeParams);  ///< a block of cuda::kRowThreads for each kKeys keys of a key head
 };
 MagnitudeInstance magnitude_instance(DataType dtype);
-
-/// The kernel that finds the extents of a dense mask, before the others run.
-struct DenseExtentInstance {
-  const char* id;
-  void (*kernel)(DenseExtentParams);  ///< blocks of cuda::kRowThreads
-};
-DenseExtentInstance dense_extent_instance();
 
 /// The kernel that adds up the parts of an element type's dk and dv, after the others.
 struct ReduceInstance {

@@ -4,23 +4,15 @@
 #include "backends/cuda/sm80/backward/instance.h"
 
 namespace flashmask::sm80::bwd {
-namespace {
-
-template <typename Element>
-__device__ __forceinline__ void measure(const MagnitudeParams& p) {
-  cuda::measure_keys<Element>(p, [&](uint32_t batch) { return p.extents.keys(batch, p.seqlen_k); });
-}
-
-}  // namespace
 
 extern "C" __global__ void __launch_bounds__(cuda::kRowThreads)
-    flashmask_sm80_bwd_bf16_magnitudes(const __grid_constant__ MagnitudeParams p) {
-  measure<__nv_bfloat16>(p);
+    flashmask_sm80_bwd_bf16_magnitudes(const __grid_constant__ cuda::KeyMagnitudeParams p) {
+  cuda::measure_keys<__nv_bfloat16>(p);
 }
 
 extern "C" __global__ void __launch_bounds__(cuda::kRowThreads)
-    flashmask_sm80_bwd_f16_magnitudes(const __grid_constant__ MagnitudeParams p) {
-  measure<__half>(p);
+    flashmask_sm80_bwd_f16_magnitudes(const __grid_constant__ cuda::KeyMagnitudeParams p) {
+  cuda::measure_keys<__half>(p);
 }
 
 MagnitudeInstance magnitude_instance(DataType dtype) {

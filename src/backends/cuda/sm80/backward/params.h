@@ -53,20 +53,6 @@ struct ScoredBackwardParams : BackwardParams {
   cuda::ScoreParams scores;
 };
 
-/// Parameters of the kernel that measures keys for sums in fixed point.
-struct MagnitudeParams : cuda::KeyMagnitudeParams {
-  cuda::VisibleExtents extents;
-};
-
-/// Parameters of the kernel that finds a dense mask's extents, with a block for each kRows rows of a query head.
-struct DenseExtentParams {
-  static constexpr int kRows = 64;
-  cuda::DenseMask dense;
-  VisibleExtent* extents;              ///< [batch], zeroed
-  int32_t seqlen_q, seqlen_k, blocks;  ///< blocks: per head
-  uint32_t heads;
-};
-
 /// Parameters of the kernels before and after, with a block for each row tile.
 struct RowParams {
   cuda::TensorRows out, dout, lse, dlse, dq;  ///< dlse's data may be null; lse and dlse have one column

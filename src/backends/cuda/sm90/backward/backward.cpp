@@ -17,6 +17,7 @@
 #include "backends/cuda/host/kernel_info.h"
 #include "backends/cuda/host/kernel_table.h"
 #include "backends/cuda/host/launch_chain.h"
+#include "backends/cuda/masks/dense_extents.h"
 #include "backends/cuda/sm90/backward/instance.h"
 #include "backends/cuda/sm90/backward/params.h"
 #include "backends/cuda/sm90/backward/row_params.h"
@@ -111,9 +112,9 @@ struct TileCounts {
 
 /// Offsets into the workspace.
 struct Layout {
-  int64_t biases = 0, sums = 0, key_parts = 0, progress = 0, next = 0, magnitudes = 0, bytes = 0;
+  int64_t biases = 0, sums = 0, key_parts = 0, progress = 0, next = 0, magnitudes = 0, extents = 0, bytes = 0;
 
-  Layout(const BackwardTile& tile, const TileCounts& tiles, int64_t splits, bool has_key_parts,
+  Layout(const Problem& p, const BackwardTile& tile, const TileCounts& tiles, int64_t splits, bool has_key_parts,
          int64_t magnitude_blocks) {
     const int64_t rows = tiles.all_rows * tile.rows;
     biases = add(rows * static_cast<int64_t>(sizeof(RowBias)));
@@ -122,6 +123,8 @@ struct Layout {
     progress = add(tiles.all_rows * tile.dq_pieces() * 4);
     next = add(4);
     magnitudes = add(magnitude_blocks * static_cast<int64_t>(sizeof(cuda::KeyMagnitudes)));
+    if (magnitude_blocks > 0 && !cuda::needs_plan(p))
+      extents = add(p.batch * static_cast<int64_t>(sizeof(VisibleExtent)));
   }
 
  private:
@@ -153,7 +156,7 @@ struct BackwardCall {
         is_partial(p.features.partial_out),
         has_float_rows(p.dq.dtype == DataType::kFloat32),
         kernel(table_of(p.dtype).find(tile, asked_variant(p, has_float_keys()))),
-        layout(tile, tiles, splits, has_key_parts(), magnitude_blocks) {}
+        layout(p, tile, tiles, splits, has_key_parts(), magnitude_blocks) {}
 
   /// True if work tiles share a key head's query heads: they leave fp32 parts of dk and dv, which are added up last.
   bool has_key_parts() const { return work_tiles > 0 && splits > 1; }
@@ -181,6 +184,13 @@ cuda::KeyMagnitudes* key_magnitudes(const BackwardCall& call, std::byte* workspa
   return call.magnitude_blocks > 0 ? at<cuda::KeyMagnitudes>(workspace, call.layout.magnitudes) : nullptr;
 }
 
+/// Extents of the keys that dq's unit is taken from: the plan's, or the ones that find_dense_extents writes, so that a
+/// dense mask has the bits of the mask that it equals.
+cuda::VisibleExtents key_extents(const Problem& p, const BackwardCall& call, std::byte* workspace) {
+  if (cuda::needs_plan(p)) return cuda::visible_extents(p);
+  return {at<VisibleExtent>(workspace, call.layout.extents), 1};
+}
+
 Rows rows_of(const TensorView& t) { return {t.data, t.stride[0], t.stride[1], t.stride[2]}; }
 /// Rows of lse or dlse, [batch, heads, rows].
 Rows vector_rows(const TensorView& t) { return {t.data, t.stride[0], t.stride[2], t.stride[1]}; }
@@ -202,6 +212,7 @@ RowParams make_row_params(const Problem& p, const BackwardCall& call, std::byte*
                       .progress = at<uint32_t>(workspace, layout.progress),
                       .fixed_point = call.magnitude_blocks > 0},
           .plan = cuda::key_plan_bits(p),
+          .extents = cuda::visible_extents(p),
           .dense = !cuda::needs_plan(p),
           .next = at<uint32_t>(workspace, layout.next),
           .scales = cuda::row_scale_params(p, key_magnitudes(call, workspace)),
@@ -284,6 +295,7 @@ ScoredBackwardParams make_params(const Problem& p, const BackwardCall& call, con
   params.plan = rows.plan;
   params.mask = cuda::mask_columns(p);
   params.dense = cuda::dense_mask(p);
+  params.extents = rows.extents;
   const int64_t together = cuda::head_groups_for_rounds(p, call.splits, call.tiles.keys);
   params.schedule = {.work_tiles = static_cast<uint32_t>(call.work_tiles),
                      .heads = static_cast<uint32_t>(p.batch * head_groups),
@@ -300,6 +312,7 @@ void BackwardCall::explain(const Problem& p, Explanation& e) const {
   e.instance = kernel->id;
   e.padding_share = padding_share(*tile_row, p.head_dim, p.head_dim_v);
   const auto id = [&](Unit unit, const char* of) { return row_kernel_id(p.dtype, *tile_row, unit, of); };
+  if (magnitude_blocks > 0 && !cuda::needs_plan(p)) e.kernels.emplace_back(cuda::kDenseExtents);
   if (magnitude_blocks > 0) e.kernels.push_back(magnitude_instance(p.dtype).id);
   if (tiles.all_rows > 0) e.kernels.push_back(id(row_unit(), kPreprocess));
   if (work_tiles > 0) e.kernels.push_back(e.instance);
@@ -312,13 +325,16 @@ void BackwardCall::run(const Problem& p, std::byte* workspace, unsigned long lon
   RowParams rows = make_row_params(p, *this, workspace);
   void* row_arguments[] = {&rows};
   const cudaStream_t stream = cuda::stream_of(p);
+  if (magnitude_blocks > 0 && !cuda::needs_plan(p))
+    cuda::find_dense_extents(p, at<VisibleExtent>(workspace, layout.extents));
   cuda::LaunchChain chain(stream, cuda::LaunchChain::kOverlapPrevious);
   const int64_t blocks = tiles.all_rows;
   // Without rows there is no block to clear the counter.
   if (blocks == 0)
     cuda::check(cudaMemsetAsync(rows.next, 0, sizeof(*rows.next), stream), "cudaMemsetAsync of the work tile counter");
   if (magnitude_blocks > 0) {
-    cuda::KeyMagnitudeParams keys = cuda::key_magnitude_params(p, key_magnitudes(*this, workspace));
+    cuda::KeyMagnitudeParams keys =
+        cuda::key_magnitude_params(p, key_magnitudes(*this, workspace), key_extents(p, *this, workspace));
     void* arguments[] = {&keys};
     chain.launch("launch of the keys' magnitudes", magnitude_instance(p.dtype).kernel, magnitude_blocks, kRowThreads, 0,
                  arguments);

@@ -5,8 +5,8 @@
 //
 // Warpgroup 0: warp 0 is the producer, warp 1 the mask warp, warps 2 and 3 the store warps, one for each stage; the
 // other two warpgroups consume. The contract between them, by barrier: mbarriers of SharedStorage, one for each stage
-// except k_full, kv_empty, dq_empty and ds_empty, but the last two are named barriers. Where dP comes in halves dO has
-// one stage.
+// except k_full, kv_empty, padded_full, dq_empty and ds_empty, but the last two are named barriers. Where dP comes in
+// halves dO has one stage.
 //
 // clang-format off
 //   barrier      arrivals in a phase                        waiting              what its phase says
@@ -27,6 +27,8 @@
 //   ds_empty     each consumer warp 1, if dS has one stage  consumers            dS may be overwritten: dQ done
 //   k_full       producer 1, and the bytes of K             consumers            K of a new work tile there
 //   kv_empty     each consumer warp 1                       producer             K and V may be overwritten
+//   padded_full  producer 1, and the bytes of tiles with    producer             tiles there, whose padding it zeroes
+//                padding                                                         before q_full, dout_full or k_full
 //   kScores..    128 threads of the other warpgroup         a warpgroup's 128    dS of both warpgroups there
 //   kStaging..   as kScores.., if kAlternate, not kSplit    a warpgroup's 128    the other one's last dq is stored
 // clang-format on

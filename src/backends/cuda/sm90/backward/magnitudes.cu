@@ -14,7 +14,7 @@ template <typename Element>
 __device__ __forceinline__ void measure(const cuda::KeyMagnitudeParams& p) {
   cudaGridDependencySynchronize();
   cudaTriggerProgrammaticLaunchCompletion();
-  cuda::measure_keys<Element>(p, [&](uint32_t) { return p.seqlen_k; });
+  cuda::measure_keys<Element>(p);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "backends/cuda/ptx/tma.cuh"
 #include "backends/cuda/sm90/backward/params.h"
 #include "backends/cuda/sm90/backward/traits.cuh"
+#include "backends/cuda/sm90/common/padding.cuh"
 
 namespace flashmask::sm90::bwd {
 
@@ -44,6 +45,8 @@ class Producer {
     const cuda::WorkTilePlace place(p_.schedule, p_.head_groups, n);
     const uint32_t first_head = place.head * p_.query_heads_per_group;
     tile_.query.batch = place.batch;
+    row_padding_ = PaddingStart::after(p_.extents.rows(place.batch, p_.seqlen_q), p_.seqlen_q);
+    key_padding_ = PaddingStart::after(p_.extents.keys(place.batch, p_.seqlen_k), p_.seqlen_k);
     tile_.head_group = place.head;
     tile_.key_tile = key_tile(place, first_head);
     tile_.flags = Tile::kFirst;
@@ -198,21 +201,32 @@ class Producer {
     const ptx::BoxOrigin at{row_tile * Traits::kRows, 0, static_cast<int32_t>(tile_.query.head),
                             static_cast<int32_t>(tile_.query.batch)};
     const int64_t row = static_cast<int64_t>(tile_.query.index) * Traits::kRows;
+    const int32_t padding = row_padding_.in_tile(at.row);
+    uint64_t& q_copied = padding < Traits::kRows ? shared_.padded_full : shared_.q_full[stage];
     if (ptx::is_leader()) {
-      ptx::arrive_expect(shared_.q_full[stage], Traits::kQBytes + Traits::kBiasBytes);
-      Blocks::template load<Traits::kQkColumns / 64, Traits::kRows>(shared_.q[stage], p_.q, shared_.q_full[stage], at);
-      ptx::bulk_load(shared_.biases[stage], p_.biases + row, Traits::kBiasBytes, shared_.q_full[stage]);
+      ptx::arrive_expect(q_copied, Traits::kQBytes + Traits::kBiasBytes);
+      Blocks::template load<Traits::kQkColumns / 64, Traits::kRows>(shared_.q[stage], p_.q, q_copied, at);
+      ptx::bulk_load(shared_.biases[stage], p_.biases + row, Traits::kBiasBytes, q_copied);
+    }
+    if (padding < Traits::kRows) {
+      wait_for_padded();
+      clear_padding<Traits::kRows, Traits::kQkColumns / 64>(shared_.q[stage], padding);
+      ptx::arrive_once(shared_.q_full[stage]);
     }
     delay<Role::kProducer>();
     const uint32_t dout_stage = dout_ring().stage();
     ptx::wait(shared_.dout_empty[dout_stage], dout_ring().phase() ^ 1);
-    const bool first = tile_.flags & Tile::kFirst;
-    if (ptx::is_leader())
-      ptx::arrive_expect(shared_.dout_full[dout_stage], Traits::kDoutBytes + (first ? Traits::kVBytes : 0));
-    if (first) load_keys();
-    if (ptx::is_leader())
-      Blocks::template load<Traits::kVColumns / 64, Traits::kRows>(shared_.dout[dout_stage], p_.dout,
-                                                                   shared_.dout_full[dout_stage], at);
+    uint64_t& dout_copied = padding < Traits::kRows ? shared_.padded_full : shared_.dout_full[dout_stage];
+    const bool has_values = tile_.flags & Tile::kFirst && load_keys(dout_copied);
+    if (ptx::is_leader()) {
+      ptx::arrive_expect(dout_copied, Traits::kDoutBytes + (has_values ? Traits::kVBytes : 0));
+      Blocks::template load<Traits::kVColumns / 64, Traits::kRows>(shared_.dout[dout_stage], p_.dout, dout_copied, at);
+    }
+    if (padding < Traits::kRows) {
+      wait_for_padded();
+      clear_padding<Traits::kRows, Traits::kVColumns / 64>(shared_.dout[dout_stage], padding);
+      ptx::arrive_once(shared_.dout_full[dout_stage]);
+    }
     tile_.flags = 0;
     // A block's key tiles share their tiles, and count as one.
     if (tile_.key_tile % kOfBlock == 0) ++executed_;
@@ -220,26 +234,43 @@ class Producer {
   }
 
   /// Loads the work tile's K and V once the consumers have released the previous work tile's, whose end they learn of
-  /// from this one's first tile. V arrives with that tile's dout, so that S does not wait for it.
-  __device__ __forceinline__ void load_keys() {
+  /// from this one's first tile. V arrives with that tile's dout, at `dout_copied`, so that S does not wait for it,
+  /// unless the tile has padding, which is zeroed: then false.
+  __device__ __forceinline__ bool load_keys(uint64_t& dout_copied) {
     const uint32_t kv_head = Traits::kSplit ? tile_.head_group / p_.splits : tile_.head_group;
     const ptx::BoxOrigin at{tile_.key_tile * Traits::kKeys, 0, static_cast<int32_t>(kv_head),
                             static_cast<int32_t>(tile_.query.batch)};
     delay<Role::kProducer>();
     ptx::wait(shared_.kv_empty, kv_phase_ ^ 1);
     kv_phase_ ^= 1;
-    if (!ptx::is_leader()) return;
-    ptx::arrive_expect(shared_.k_full, Traits::kKBytes);
-    Blocks::template load<Traits::kQkColumns / 64, Traits::kKeys>(shared_.k, p_.k, shared_.k_full, at);
-    Blocks::template load<Traits::kVColumns / 64, Traits::kKeys>(shared_.v, p_.v,
-                                                                 shared_.dout_full[dout_ring().stage()], at);
+    const int32_t padding = key_padding_.in_tile(at.row);
+    const bool is_padded = padding < Traits::kKeys;
+    uint64_t &k_copied = is_padded ? shared_.padded_full : shared_.k_full,
+             &v_copied = is_padded ? shared_.padded_full : dout_copied;
+    if (ptx::is_leader()) {
+      ptx::arrive_expect(k_copied, Traits::kKBytes + (is_padded ? Traits::kVBytes : 0));
+      Blocks::template load<Traits::kQkColumns / 64, Traits::kKeys>(shared_.k, p_.k, k_copied, at);
+      Blocks::template load<Traits::kVColumns / 64, Traits::kKeys>(shared_.v, p_.v, v_copied, at);
+    }
+    if (is_padded) {
+      wait_for_padded();
+      clear_padding<Traits::kKeys, Traits::kQkColumns / 64>(shared_.k, padding);
+      clear_padding<Traits::kKeys, Traits::kVColumns / 64>(shared_.v, padding);
+      ptx::arrive_once(shared_.k_full);
+    }
+    return !is_padded;
+  }
+  __device__ __forceinline__ void wait_for_padded() {
+    ptx::wait(shared_.padded_full, padded_phase_);
+    padded_phase_ ^= 1;
   }
 
   const Params& p_;
   Shared& shared_;
   Tile tile_{};
   ptx::RingPosition<Traits::kStages> ring_;
-  uint32_t kv_phase_ = 0;
+  uint32_t kv_phase_ = 0, padded_phase_ = 0;
+  PaddingStart row_padding_, key_padding_;  ///< the work tile's batch entry has them
   uint32_t executed_ = 0;
 };
 

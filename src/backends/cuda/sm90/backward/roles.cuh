@@ -64,6 +64,7 @@ __device__ __forceinline__ void init_barriers(SharedStorage<Traits>& shared) {
   }
   ptx::barrier_init(shared.k_full, 1);
   ptx::barrier_init(shared.kv_empty, Traits::kConsumerWarps);
+  ptx::barrier_init(shared.padded_full, 1);
   ptx::fence_barrier_init();
 }
 
@@ -91,6 +92,7 @@ __device__ __forceinline__ void init_barriers(SharedStorage<Traits>& shared) {
   }
   ptx::barrier_init(shared.k_full, 1);
   ptx::barrier_init(shared.kv_empty, Traits::kConsumerWarps);
+  ptx::barrier_init(shared.padded_full, 1);
   ptx::fence_barrier_init();
 }
 

@@ -15,6 +15,7 @@ struct RowParams {
   RowBias* biases;
   DqSums dq_sums;
   PlanBits plan;
+  cuda::VisibleExtents extents;
   bool dense;      ///< every key block contributes to every query tile
   uint32_t* next;  ///< Schedule::next
   cuda::RowScaleParams scales;

@@ -111,12 +111,13 @@ __device__ __forceinline__ void preprocess(const RowParams& p) {
     const uint32_t count = count_parts<Traits>(p, place);
     if (own % 32 == 0) parts = count;
   }
+  const int32_t row_end = p.extents.rows(static_cast<uint32_t>(place.batch), p.seqlen_q);
 #pragma unroll 2
   for (int pass = 0; pass < Share::kPasses; ++pass) {
     const int32_t row = place.first_row + Share::row(pass);
     Eight<Result> out{};
     Eight<Element> dout{};
-    if (row < p.seqlen_q && Share::column() < p.head_dim_v) {
+    if (row < row_end && Share::column() < p.head_dim_v) {
       out = out.load(p.out.template at<Result>(place.batch, row, place.head) + Share::column());
       dout = dout.load(p.dout.template at<Element>(place.batch, row, place.head) + Share::column());
     }

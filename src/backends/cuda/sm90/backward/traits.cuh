@@ -254,6 +254,7 @@ struct SharedStorage {
   uint64_t dout_full[Traits::kDoutStages], dout_empty[Traits::kDoutStages];  ///< with the first tile, V too
   uint64_t dq_full[Traits::kStages], dq_empty;
   uint64_t k_full, kv_empty;
+  uint64_t padded_full;
 };
 
 }  // namespace flashmask::sm90::bwd

@@ -99,6 +99,7 @@ struct ForwardCall {
 void set_mask(const Problem& p, const ForwardTile& tile, ForwardParams& params) {
   params.mask = cuda::mask_columns(p);
   params.dense = cuda::dense_mask(p);
+  params.extents = cuda::visible_extents(p);
   params.element_mask = cuda::element_mask(p);
   params.plan = cuda::row_plan_bits(p, tile.rows());
 }

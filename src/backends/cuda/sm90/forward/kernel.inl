@@ -17,6 +17,7 @@
 //                 lanes (kAllLanesRead); mask warps 1
 //   v_full        producer 1, and the bytes of V       consumers         V there
 //   v_empty       each consumer warp 1                 producer          V may be overwritten
+//   padded_full   producer 1, and the bytes of V       producer          V there, whose padding it zeroes before v_full
 //   mask_full     mask warp, all 32 lanes              its warpgroup     a part of a partial granule's bits there
 //   mask_empty    all lanes that read the part         mask warp         the part may be overwritten
 //   kWarpgroup..  a warpgroup's 128 threads            these threads     its products no longer read Q, through

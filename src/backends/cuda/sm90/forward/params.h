@@ -28,6 +28,7 @@ struct ForwardParams {
   ElementMask element_mask;
   cuda::MaskColumns mask;
   cuda::DenseMask dense;
+  cuda::VisibleExtents extents;
   cuda::Schedule schedule;       ///< query heads' row tiles, the longest first; null next: every CTA has one
   unsigned long long* executed;  ///< counter of executed tiles; may be null
   TensorRows out_rows;           ///< rows of the tensor of the map `out`

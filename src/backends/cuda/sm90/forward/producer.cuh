@@ -6,6 +6,7 @@
 #include "backends/cuda/device/tile_walk.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
 #include "backends/cuda/ptx/tma.cuh"
+#include "backends/cuda/sm90/common/padding.cuh"
 #include "backends/cuda/sm90/forward/params.h"
 #include "backends/cuda/sm90/forward/traits.cuh"
 
@@ -47,6 +48,7 @@ class Producer {
     const cuda::WorkTilePlace place(p_.schedule, p_.heads_q, n);
     const auto head = static_cast<int32_t>(place.head), batch = static_cast<int32_t>(place.batch);
     const auto kv_head = static_cast<int32_t>(place.head / p_.query_heads_per_kv_head);
+    padding_ = PaddingStart::after(p_.extents.keys(place.batch, p_.seqlen_k), p_.seqlen_k);
     const auto produce = [&](int32_t key_block, uint32_t live, uint32_t full) {
       load_tile(key_block, classes_of(key_block, live, full), kv_head, batch);
     };
@@ -158,13 +160,24 @@ class Producer {
       const auto ring = value_ring<Traits>(values.tile, part);
       delay<Role::kProducer>();
       ptx::wait(shared_.v_empty[ring.stage()], ring.phase() ^ 1);
+      constexpr int kKeys = Traits::kKeysOfVPart;
+      const int32_t row = values.row + part * kKeys, padding = padding_.in_tile(row);
+      uint64_t& full = shared_.v_full[ring.stage()];
+      uint64_t& copied = padding < kKeys ? shared_.padded_full : full;
       if (ptx::is_leader()) {
-        ptx::arrive_expect(shared_.v_full[ring.stage()], Traits::kVPartBytes);
-        constexpr int kKeys = Traits::kKeysOfVPart;
-        Blocks::template load<Traits::kVBlocks, kKeys>(shared_.v[ring.stage()], p_.v, shared_.v_full[ring.stage()],
-                                                       {values.row + part * kKeys, 0, values.kv_head, values.batch});
+        ptx::arrive_expect(copied, Traits::kVPartBytes);
+        Blocks::template load<Traits::kVBlocks, kKeys>(shared_.v[ring.stage()], p_.v, copied,
+                                                       {row, 0, values.kv_head, values.batch});
       }
+      if (padding < kKeys) hand_over_padded(shared_.v[ring.stage()], padding, full);
     }
+  }
+  /// Zeroes the padding of a part of V once it is there: weights of 0 times NaN are NaN.
+  __device__ __forceinline__ void hand_over_padded(typename Traits::Element* values, int32_t padding, uint64_t& full) {
+    ptx::wait(shared_.padded_full, padded_phase_);
+    padded_phase_ ^= 1;
+    clear_padding<Traits::kKeysOfVPart, Traits::kVBlocks>(values, padding);
+    ptx::arrive_once(full);
   }
   /// V of the previous tile, if K comes ahead.
   __device__ __forceinline__ void load_late_values() {
@@ -184,6 +197,8 @@ class Producer {
   LateAnnouncement late_{};
   Values late_values_{};
   bool values_are_late_ = false;
+  PaddingStart padding_;  ///< the work tile's keys have it
+  uint32_t padded_phase_ = 0;
   ptx::RingPosition<Traits::kQBuffers> q_ring_;
   ptx::RingPosition<Traits::kStages> kv_ring_;
   uint32_t executed_ = 0;

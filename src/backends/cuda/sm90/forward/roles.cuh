@@ -30,6 +30,7 @@ __device__ __forceinline__ void init_barriers(SharedStorage<Traits>& shared) {
     ptx::barrier_init((&shared.mask_full[0][0][0])[n], 32);
     ptx::barrier_init((&shared.mask_empty[0][0][0])[n], 128 / Traits::kMaskParts);
   }
+  ptx::barrier_init(shared.padded_full, 1);
   ptx::fence_barrier_init();
 }
 

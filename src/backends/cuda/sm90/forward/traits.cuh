@@ -134,6 +134,7 @@ struct SharedStorage {
   uint64_t q_full[Traits::kQBuffers], q_empty[Traits::kQBuffers];
   uint64_t k_full[Traits::kStages][Traits::kKParts], k_empty[Traits::kStages][Traits::kKParts];
   uint64_t v_full[Traits::kVSlots], v_empty[Traits::kVSlots];
+  uint64_t padded_full;
   /// Barriers of each warpgroup's buffers for mask bits, one for each part of a granule that goes through a buffer.
   uint64_t mask_full[Traits::kConsumers][Traits::kMaskSlots][Traits::kMaskParts];
   uint64_t mask_empty[Traits::kConsumers][Traits::kMaskSlots][Traits::kMaskParts];

@@ -104,6 +104,7 @@ struct SharedStorage<Traits> {
   uint64_t dout_full[Traits::kDoutStages], dout_empty[Traits::kDoutStages];  ///< with the first tile, V too
   [[no_unique_address]] typename Traits::DqBarriers dq;
   uint64_t k_full, kv_empty;
+  uint64_t padded_full;
 };
 
 }  // namespace flashmask::sm90::bwd
