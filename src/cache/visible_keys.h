@@ -54,7 +54,7 @@ class VisibleKeys {
 
   uint64_t in_band(const KeyTile& tile, int64_t r) const {
     const uint64_t all = range(0, tile.count);
-    if (s_.has_positions()) return all & by_position(tile, r);
+    if (s_.has_band_positions()) return all & by_position(tile, r);
     const uint64_t above = range(r + p_.diagonal_lo - tile.first, 64),
                    below = range(0, r + p_.diagonal_hi - tile.first + 1);
     if (r < s_.tail_begin() || tile.first + tile.count <= s_.tail_begin()) return all & above & below;

@@ -29,9 +29,8 @@ struct CachedProblem : CommonOptions {
   TensorView q, out, lse, cu_seqlens_q;
   KvCacheView cache;  ///< scales have three dimensions or are undefined
   SequenceMaskView mask;
-  /// The band on the positions' difference, key - row, both ends inclusive; unbounded: beyond any, and yet such that
-  /// sums with a position do not overflow.
-  int64_t diagonal_lo = -(int64_t{1} << 40), diagonal_hi = int64_t{1} << 40;
+  /// The band on the positions' difference, key - row, both ends inclusive.
+  int64_t diagonal_lo = -kOpenDiagonal, diagonal_hi = kOpenDiagonal;
   const CachedPlan* plan = nullptr;
   CachedView view{};  ///< the tensors above, as far as they say where keys lie and what rows see
 

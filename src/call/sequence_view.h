@@ -31,6 +31,16 @@ struct Elements {
 template <int kRank>
 using Int32Elements = Elements<int32_t, kRank>;
 
+/// An edge of the band, negated for the lower one, that no distance is beyond, and yet such that sums with a position
+/// do not overflow.
+inline constexpr int64_t kOpenDiagonal = int64_t{1} << 40;
+
+/// True if a band asks for the depths of drafts. Without a window's lower edge, and with the upper one on the diagonal
+/// or open, their indices answer alike: drafts come after all other keys, and the tail's bits say the rest.
+FLASHMASK_RULE bool band_reads_depth(int64_t diagonal_lo, int64_t diagonal_hi) {
+  return diagonal_lo > -kOpenDiagonal || (diagonal_hi != 0 && diagonal_hi < kOpenDiagonal);
+}
+
 /// The tensors and numbers of a call over a cache that say where keys lie and what rows see; see CachedProblem.
 struct CachedView {
   int64_t batch = 0, rows = 0, capacity = 0, page_size = 0, pages = 0;
@@ -150,8 +160,10 @@ class SequenceView {
     return j < call_.position_columns ? call_.k_pos.at(b_, j) : j;
   }
   /// True if positions are others than indices.
-  FLASHMASK_RULE bool has_positions() const {
-    return call_.q_pos.defined() || (call_.tail_depth.defined() && sizes_.tail > 0);
+  FLASHMASK_RULE bool has_positions() const { return call_.q_pos.defined() || has_depth(); }
+  /// True if the band has to be asked by positions.
+  FLASHMASK_RULE bool has_band_positions() const {
+    return call_.q_pos.defined() || (has_depth() && band_reads_depth(call_.diagonal_lo, call_.diagonal_hi));
   }
 
   /// True if the band and the tail let row r see key j, at these positions.
@@ -195,7 +207,7 @@ class SequenceView {
   FLASHMASK_RULE Reach reach(int64_t first_row, int64_t count) const {
     const int64_t least = first_row > 0 ? first_row : 0, last = first_row + count - 1;
     if (last < least) return {0, 0};
-    if (has_positions()) return {0, keys()};
+    if (has_band_positions()) return {0, keys()};
     const int64_t end = last >= tail_begin() ? keys() : clamp(last + call_.diagonal_hi + 1, 0, keys());
     return {clamp(least + call_.diagonal_lo, 0, end), end};
   }
@@ -205,6 +217,7 @@ class SequenceView {
     const int64_t at_most = x < most ? x : most;
     return at_most > least ? at_most : least;
   }
+  FLASHMASK_RULE bool has_depth() const { return call_.tail_depth.defined() && sizes_.tail > 0; }
   FLASHMASK_RULE void read_rows() {
     sizes_.rows = {0, call_.rows};
     if (!call_.is_packed) return;

@@ -67,7 +67,7 @@ def cpu_of(cache):
     return KvCache(cache.k.float().cpu(), cache.v.float().cpu(), cache.page_table.cpu(), cache.seqlens.cpu())
 
 
-@pytest.mark.parametrize("name", ["causal", "window", "bounds", "tree", "blocks"])
+@pytest.mark.parametrize("name", ["causal", "drafts", "window", "bounds", "tree", "blocks"])
 @pytest.mark.parametrize("dims", [(64, 64), (128, 128), (192, 128), (192, 192), (256, 256), (72, 40)])
 @pytest.mark.parametrize("group", [1, 4, 6])
 def test_prefill_beside_decode(name, dims, group):
@@ -302,8 +302,11 @@ def invariant_masks(cache):
     bounds[torch.rand(bounds.shape, device="cuda") < 0.6] = FOR_GOOD
     bounds[cache.page_table[0, 8:30].long()] = 0  # splits of which nothing is seen
     tail, depth = (x.cuda() for x in masks.draft_tree(torch.tensor([[-1, 0, 0]] * cache.batch)))
+    words = torch.randint(-(2**31), 2**31, (cache.batch, 100, 4), device="cuda").int()
+    depths = torch.randint(0, 50, (cache.batch, 100), device="cuda").int()
     return {
         "causal": SequenceMask(),
+        "drafts": SequenceMask(tail=words, tail_depth=depths),
         "window": SequenceMask(window_size=(300, 0)),
         "narrow": SequenceMask(window_size=(1, 0)),
         "bounds": SequenceMask(bounds=bounds, key_layout="pages"),
@@ -320,7 +323,7 @@ def part(cache, mask, b):
     return own, SequenceMask(mask.causal, mask.window_size, tail=tail, tail_depth=depth, **others)
 
 
-@pytest.mark.parametrize("name", ["causal", "window", "narrow", "bounds", "tree", "blocks"])
+@pytest.mark.parametrize("name", ["causal", "drafts", "window", "narrow", "bounds", "tree", "blocks"])
 @pytest.mark.parametrize("dim", [64, 128, 192, 256])
 @pytest.mark.parametrize("rows", [3, 12, 40])
 def test_a_request_has_its_bits_in_any_batch(name, dim, rows):
@@ -400,7 +403,7 @@ def test_invariant_bits_do_not_depend_on_pages(dim):
     assert same(wanted, run(q, lists))
 
 
-@pytest.mark.parametrize("name", ["causal", "bounds", "tree"])
+@pytest.mark.parametrize("name", ["causal", "drafts", "bounds", "tree"])
 def test_a_graph_has_the_bits_of_eager_calls_with_batch_invariant(name):
     cache = long_cache(128)
     mask = invariant_masks(cache)[name]

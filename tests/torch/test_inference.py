@@ -209,6 +209,9 @@ def test_a_tree_of_drafts(window):
     mask = SequenceMask(window_size=(window, -1), tail=tail, tail_depth=depth)
     out = flashmask_with_kvcache(torch.stack(batch.q), paged(batch, 16), mask)
     check(out.flatten(0, 1), dense(batch, visible))
+    if window < 0:  # only a window measures by depth
+        by_bits = flashmask_with_kvcache(torch.stack(batch.q), paged(batch, 16), mask.replace(tail_depth=None))
+        check(by_bits.flatten(0, 1), dense(batch, visible))
     short = mask.replace(tail_lens=torch.zeros(2, dtype=torch.int32), tail_depth=None)
     causal = flashmask_with_kvcache(torch.stack(batch.q), paged(batch, 16), short)
     check(causal.flatten(0, 1), dense(batch, band(batch, None if window < 0 else window)))

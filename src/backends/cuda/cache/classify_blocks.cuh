@@ -54,7 +54,7 @@ class LaneKeys {
     for (int i = 0; i < kCount; ++i) {
       if (key(i) >= s_.keys()) {
         seen.all = false;
-      } else if (s_.has_positions()) {
+      } else if (s_.has_band_positions()) {
         by_position(key(i), hidden_[i * blockDim.x], begin, end, seen);
       } else {
         by_index(call, key(i), hidden_[i * blockDim.x], begin, end, seen);

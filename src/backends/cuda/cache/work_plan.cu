@@ -49,7 +49,8 @@ int64_t tile_slots(const CachedCapacities& c, int64_t packed_rows) {
 /// True if more than a band and tail bits says which blocks are live.
 bool has_classes(const CachedProblem& p) {
   const SequenceMaskView& m = p.mask;
-  return m.bounds.defined() || m.block_mask.defined() || m.q_pos.defined() || m.tail_depth.defined();
+  return m.bounds.defined() || m.block_mask.defined() || m.q_pos.defined() ||
+         (m.tail_depth.defined() && band_reads_depth(p.diagonal_lo, p.diagonal_hi));
 }
 
 /// Keys of a request that get class bits. One of many lists of pages could have all pages; bits for that would be

@@ -45,7 +45,8 @@ class DecodeMaskBuilder {
     const SequenceView sequence = p_.sequence_of(work.tile);
     const uint32_t at = masks_.stage();
     ptx::wait(shared_.mask_empty[at], masks_.phase() ^ 1);
-    if (p_.plan.has_classes || p_.call.tail.defined()) {
+    if (p_.needs_positions()) write_positions(sequence, first, shared_.masks[at]);
+    if (p_.plan.has_classes) {
       by_columns(sequence, work, first, shared_.masks[at]);
     } else {
       by_band(sequence, work.tile, first, shared_.masks[at]);
@@ -62,19 +63,45 @@ class DecodeMaskBuilder {
     *reinterpret_cast<uint4*>(mask.bits.row[row]) = {words[0], words[1], words[2], words[3]};
   }
 
-  /// From the band alone: a lane computes one row of each 32.
+  /// From the band and the tail's bits: a lane computes one row of each 32.
   __device__ __forceinline__ void by_band(const SequenceView& sequence, const cuda::RowTile& tile, int32_t first,
                                           Mask& mask) const {
     const int32_t keys = clamped(sequence.keys() - first, cuda::kBlockKeys);
 #pragma unroll 1
     for (auto i = static_cast<int32_t>(ptx::lane()); i < tile.row_count; i += 32) {
-      const int64_t row = sequence.first_row() + tile.first_row + i;
+      const int64_t row = sequence.first_row() + tile.first_row + i, tail = sequence.tail_begin();
       const int32_t begin = clamped(row + p_.call.diagonal_lo - first, keys),
-                    end = row < 0 ? 0 : clamped(row + p_.call.diagonal_hi + 1 - first, keys);
-      uint32_t words[4];
+                    end = row < 0 ? 0 : clamped(row + p_.call.diagonal_hi + 1 - first, keys),
+                    drafts = row >= max(tail, int64_t{0}) ? clamped(tail - first, keys) : keys;
+      uint32_t words[4] = {};
+      if (drafts < keys) find_drafts(tile.request, static_cast<int32_t>(row - tail), first - tail, words);
 #pragma unroll
-      for (int c = 0; c < 4; ++c) words[c] = cuda::mask_word_before(end, c) & ~cuda::mask_word_before(begin, c);
+      for (int c = 0; c < 4; ++c) {
+        const uint32_t before = cuda::mask_word_before(drafts, c);
+        words[c] = (cuda::mask_word_before(end, c) & before) | (words[c] & cuda::mask_word_before(keys, c) & ~before);
+        words[c] &= ~cuda::mask_word_before(begin, c);
+      }
       store(words, i, mask);
+    }
+  }
+
+  /// Word c's byte for 32 keys, the lowest bit of the first: two neighbours of every eight (see mask_key).
+  __device__ __forceinline__ static uint32_t mask_byte(uint32_t keys, int32_t c) {
+    const uint32_t pairs = keys >> 2 * c & 0x03030303;
+    return (pairs | pairs >> 6 | pairs >> 12 | pairs >> 18) & 0xff;
+  }
+  /// A row's bits of the tail in the order of a mask's words, for the 128 keys from the tail's key `from` on.
+  __device__ __forceinline__ void find_drafts(int32_t request, int32_t row, int64_t from, uint32_t (&words)[4]) const {
+    const int32_t first = static_cast<int32_t>(from >> 5), count = static_cast<int32_t>((p_.call.tail_rows + 31) / 32);
+    const auto word = [&](int32_t w) { return w >= 0 && w < count ? p_.call.tail.at(request, row, w) : 0; };
+    auto low = static_cast<uint32_t>(word(first));
+#pragma unroll 1
+    for (int n = 0; n < 4; ++n) {
+      const auto high = static_cast<uint32_t>(word(first + n + 1));
+      const uint32_t keys = __funnelshift_r(low, high, static_cast<uint32_t>(from) % 32);
+#pragma unroll
+      for (int c = 0; c < 4; ++c) words[c] |= mask_byte(keys, c) << 8 * n;
+      low = high;
     }
   }
 
@@ -91,16 +118,12 @@ class DecodeMaskBuilder {
   /// A lane computes all rows of four keys, then the lanes exchange rows and keys.
   __device__ __forceinline__ void by_columns(const SequenceView& sequence, const Work& work, int32_t first,
                                              Mask& mask) const {
-    if (p_.needs_positions()) {
-#pragma unroll
-      for (int c = 0; c < kLaneKeys; ++c) mask.positions[key_of(0, c)] = position_of(sequence, key_of(first, c));
-    }
 #pragma unroll 1
     for (int32_t i = 0; i < work.tile.row_count; i += 32) {
       const int32_t row = static_cast<int32_t>(sequence.first_row()) + work.tile.first_row + i,
                     count = min(work.tile.row_count - i, 32);
       RowBits bits;
-      if (sequence.has_positions() || is_in_tail(sequence, row + count, first)) {
+      if (sequence.has_band_positions() || is_in_tail(sequence, row + count, first)) {
         compare_rows(sequence, work.tile.request, first, row, count, bits);
       } else {
         find_in_band(first, row, bits);
@@ -115,6 +138,10 @@ class DecodeMaskBuilder {
     }
   }
 
+  __device__ __forceinline__ static void write_positions(const SequenceView& sequence, int32_t first, Mask& mask) {
+#pragma unroll
+    for (int c = 0; c < kLaneKeys; ++c) mask.positions[key_of(0, c)] = position_of(sequence, key_of(first, c));
+  }
   __device__ __forceinline__ static int32_t position_of(const SequenceView& sequence, int32_t key) {
     if (!sequence.has_positions() || key >= sequence.keys()) return key;
     return static_cast<int32_t>(sequence.key_position(key, sequence.place(key)));
