@@ -158,6 +158,9 @@ TEST(Cuda, SplitsRunInKernelsOverCaches) {
   ForwardArgs partial = args;
   partial.out.dtype = DataType::kFloat32;
   expect_refused(explained(partial, {.partial_out = true, .split_size = 128}, GpuModel{}), "partial_out is set");
+  ExecutedTiles executed;
+  expect_refused(explain(args, {.features = {.split_size = 128}, .executed_tiles = &executed}, GpuModel{}),
+                 "executed_tiles is set; on a GPU tiles are not counted");
 }
 
 TEST(Cuda, FeaturesHaveKernelsOfTheirOwn) {

@@ -65,6 +65,7 @@ std::string mask_refusal(const Problem& p) {
   };
   if (p.features.dropout.p != 0) return refused("dropout ", p.features.dropout.p, "; leave out one of them");
   if (p.features.partial_out) return refused("partial_out is set; leave out one of them");
+  if (p.executed_tiles) return refused("executed_tiles is set; on a GPU tiles are not counted");
   if (p.seqlen_q != p.seqlen_k)
     return refused("q has ", p.seqlen_q, " rows and k ", p.seqlen_k, "; a GPU's have to be as many");
   if (m.q_offset != 0) return refused("q_offset ", m.q_offset, "; row 0 has to be that of key 0 on a GPU");
