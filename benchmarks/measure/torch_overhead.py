@@ -39,7 +39,7 @@ from pathlib import Path
 
 import torch
 from flashmask import flashmask_attention, masks
-from flashmask.torch import ops
+from flashmask.torch import operators
 
 BARS = {"no_grad": 15.0, "with_backward": 40.0}  # microseconds
 BARS_OVER_OLD = {"no_grad": 0.94, "with_backward": 0.85}  # with --old
@@ -108,7 +108,7 @@ def contenders(device):
     q, k, v = (torch.randn(1, SEQLEN, HEADS, HEAD_DIM, device=device, dtype=dtype) for _ in range(3))
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     mask = masks.causal_document(seqlens=[SEQLEN // 2, SEQLEN // 2], device=device)
-    bounds, block_mask, *band = ops.mask_arguments(mask)
+    bounds, block_mask, *band = operators.mask_arguments(mask)
     tensors, options = (bounds, block_mask, mask.plan()), (None, *band, False, "auto")
     ours, empty = (operator.forward.default for operator in (torch.ops.flashmask, torch.ops.flashmask_empty))
     dout, both = torch.randn_like(q), lambda: flashmask_attention(*leaves, mask, return_softmax_lse=True)

@@ -26,12 +26,12 @@ def calls(monkeypatch):
     """Replaces the compiled operators: a plan holds the number of plans made so far."""
     made = []
 
-    def plan(mask, device=None):
+    def make_plan(mask, device=None):
         made.append(mask)
         return torch.tensor([len(made)], dtype=torch.uint8)
 
-    stand_in = types.ModuleType("flashmask.torch.ops")
-    stand_in.plan = plan
-    monkeypatch.setitem(sys.modules, "flashmask.torch.ops", stand_in)
-    monkeypatch.setattr(flashmask.torch, "ops", stand_in, raising=False)
+    stand_in = types.ModuleType("flashmask.torch.operators")
+    stand_in.make_plan = make_plan
+    monkeypatch.setitem(sys.modules, "flashmask.torch.operators", stand_in)
+    monkeypatch.setattr(flashmask.torch, "operators", stand_in, raising=False)
     return made

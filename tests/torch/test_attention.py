@@ -10,7 +10,7 @@ import torch
 from dense_reference import assert_close, attention
 from devices import DEVICE, DTYPE, ON_CUDA, cpu_only, head_dim_pairs, head_dims, put, tolerance_of
 from flashmask import flashmask_attention, masks
-from flashmask.torch import ops
+from flashmask.torch import operators
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -446,9 +446,9 @@ def test_what_is_refused(arguments, error, text):
 @pytest.mark.parametrize("packed", [False, True])
 def test_max_ctas_reaches_both_directions_and_changes_no_bit(monkeypatch, packed):
     seen, results = [], []
-    forward, backward = ops._forward_operator, ops._backward_operator
-    monkeypatch.setattr(ops, "_forward_operator", lambda *x: seen.append(x[-1]) or forward(*x))
-    monkeypatch.setattr(ops, "_backward_operator", lambda *x: seen.append(x[-1]) or backward(*x))
+    forward, backward = operators._forward_operator, operators._backward_operator
+    monkeypatch.setattr(operators, "_forward_operator", lambda *x: seen.append(x[-1]) or forward(*x))
+    monkeypatch.setattr(operators, "_backward_operator", lambda *x: seen.append(x[-1]) or backward(*x))
     for max_ctas in (0, 2):
         torch.manual_seed(0)
         q, k, v = leaves = [x.requires_grad_() for x in tensors()]

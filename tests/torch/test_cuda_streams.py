@@ -6,7 +6,7 @@ import torch
 from cuda_checks import FORWARD, assert_runs, bounds_of, tensors
 from devices import DEVICE, cuda_only
 from flashmask import flashmask_attention, masks
-from flashmask.torch import ops
+from flashmask.torch import operators
 from flashmask.torch.mask import Mask
 from test_attention import S
 
@@ -186,7 +186,7 @@ def test_a_graph_with_a_plan_from_outside():
     """Through the operator; then the graph is the one kernel, and the mask has to stay as it is."""
     inputs = tensors()
     mask = Mask(S, S, bounds=bounds_of(), causal=True)
-    bounds, block_mask, *band = ops.mask_arguments(mask)
+    bounds, block_mask, *band = operators.mask_arguments(mask)
     plan = mask.plan()
     graph, (out, _) = captured(
         lambda: torch.ops.flashmask.forward(*inputs, bounds, block_mask, plan, None, *band, False, "auto")

@@ -9,7 +9,7 @@ import torch.utils.checkpoint
 from dense_reference import assert_close
 from devices import DEVICE, DTYPE, ON_CUDA, cpu_only, tolerance_of
 from flashmask import flashmask_attention, masks, merge_attention
-from flashmask.torch import ops
+from flashmask.torch import operators, ops
 
 S, HEADS = 150, 4
 DTYPES = [torch.bfloat16, torch.float16] + ([] if ON_CUDA else [torch.float32])
@@ -612,7 +612,7 @@ def test_opcheck_of_a_partial_backward():
     v = torch.cat([v, v], 3)
     dout, mask = torch.randn(2, S, HEADS, 16).to(q.device, torch.bfloat16), mask_with_blind_rows().to(q.device)
     out, lse = ops.attention(q, k, v, mask)
-    bounds, block_mask, *band = ops.mask_arguments(mask)
+    bounds, block_mask, *band = operators.mask_arguments(mask)
     operator = torch.ops.flashmask.partial_backward.default
     call = dout, None, q, k, v, out, lse, bounds, block_mask, mask.plan(q.device), None, *band, True, "auto"
     torch.library.opcheck(operator, call)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from devices import DEVICE, ON_CUDA, cpu_only, head_dims, put
 from flashmask._core.call_options import OPTIONS, AttentionOptions
+from flashmask.torch import operators as operator_calls
 from flashmask.torch import ops
 from torch._subclasses import FakeTensorMode
 
@@ -153,7 +154,7 @@ def test_traces_carry_features(name):
 )
 def test_autograd_carries_features(monkeypatch, asked):
     """Features reach both operators, and a sink's gradient comes back; stand-ins that know features replace these."""
-    calls = {"forward": ops._forward_operator, "backward": ops._backward_operator}
+    calls = {"forward": operator_calls._forward_operator, "backward": operator_calls._backward_operator}
     given, seen = {name: feature(name) for name in asked}, {}
 
     def instead(direction, tensors):
@@ -165,8 +166,8 @@ def test_autograd_carries_features(monkeypatch, asked):
 
         return call
 
-    monkeypatch.setattr(ops, "_forward_operator", instead("forward", 6))
-    monkeypatch.setattr(ops, "_backward_operator", instead("backward", 10))
+    monkeypatch.setattr(operator_calls, "_forward_operator", instead("forward", 6))
+    monkeypatch.setattr(operator_calls, "_backward_operator", instead("backward", 10))
     leaves = [x.requires_grad_() for x in inputs()]
     if "sink" in given:
         leaves.append(given["sink"].requires_grad_())
@@ -180,7 +181,7 @@ def test_autograd_carries_features(monkeypatch, asked):
 
 def test_a_sink_alone_may_require_a_gradient(monkeypatch):
     calls = []
-    monkeypatch.setattr(ops, "_apply_attention", lambda *arguments: calls.append(arguments) or arguments[:2])
+    monkeypatch.setattr(operator_calls, "_apply_attention", lambda *arguments: calls.append(arguments) or arguments[:2])
     operators.forward(*inputs(), *PLAIN, sink=feature("sink").requires_grad_())
     assert len(calls) == 1
 
@@ -376,7 +377,7 @@ def test_a_backward_that_no_backend_takes_says_so_and_why(monkeypatch):
     def refused(*arguments):
         raise RuntimeError("UnsupportedError: no backend takes this call")
 
-    monkeypatch.setattr(ops, "_backward_operator", refused)
+    monkeypatch.setattr(operator_calls, "_backward_operator", refused)
     with pytest.raises(flashmask.UnsupportedError, match="^no backend takes this call"):
         out.sum().backward()
     assert q.grad is None

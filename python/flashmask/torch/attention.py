@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, overload
 
 import torch
 
@@ -11,12 +11,13 @@ from .._core.annotations import Backend, Layout, Window
 from .._core.call_options import NUMBERS, TENSORS
 from .._core.docstrings import composed
 from . import ops, tensor_arguments
-from .annotations import Startend
 from .dropout import read_as_paddle
-from .mask import as_mask
+from .mask import Mask, as_mask
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+Startend: TypeAlias = torch.Tensor | Mask
 
 
 class AttentionKeywords(TypedDict, total=False):

@@ -12,7 +12,7 @@ from .._core import arguments, call_options, capi
 from .._core.annotations import Backend
 from .._core.docstrings import composed
 from .._core.errors import UnsupportedError
-from . import ops, tensor_arguments
+from . import operators, ops, tensor_arguments
 from ._torch_internals import entry_of
 from .explain import place_of
 from .kv_cache import KvCache, SequenceMask, call_struct, check_kind
@@ -129,7 +129,7 @@ class CachePlan:
         cu_seqlens_q, or without them this many rows of each request. Reads nothing back, so a CUDA graph may hold it.
         Raises ValueError if the plan has no room."""
         _check_call(cache, mask, {}, {"cu_seqlens_q": cu_seqlens_q})
-        ops.call(
+        operators.call(
             _build_plan,
             self.buffer,
             self.state,
@@ -251,7 +251,7 @@ def flashmask_with_kvcache(
     if lse is None and wants_lse:
         shape = (q.shape[1], q.shape[0]) if is_packed else (q.shape[0], q.shape[2], q.shape[1])
         lse = q.new_empty(shape, dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
-    ops.call(
+    operators.call(
         _forward,
         out,
         lse,
@@ -317,7 +317,7 @@ def append_kv(
         batch = k.shape[0] if k.ndim == 4 else None if cu_seqlens is None else cu_seqlens.shape[0] - 1
         target, causal, in_pages = mask.bounds, mask.causal, mask.layout_for(cache, batch) == "pages"
     rest = (cu_seqlens, slots, bounds, target, causal, in_pages, arguments.flag("write_scales", write_scales))
-    ops.call(_append, k, v, *operands, *rest, entry=_enter_append)
+    operators.call(_append, k, v, *operands, *rest, entry=_enter_append)
     scales = operands[-2:] if write_scales else ()
     _note_writes([x for x in (cache.k, cache.v, target, *scales) if x is not None])
 

@@ -15,11 +15,11 @@ from .._core.docstrings import composed
 from . import mask_forms, mask_gather, mask_pictures
 from ._torch_internals import pytree
 from .annotations import Device
+from .host_masks import BLOCK
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-BLOCK = 128  # rows and keys of one block of a block mask
 # The constructor's arguments.
 _TENSORS = ("bounds", "block_mask", "q_pos", "k_pos", "column_ptr", "intervals")
 _FIELDS = ("seqlen_q", "seqlen_k", "causal", "window", "q_offset", *_TENSORS)
@@ -223,14 +223,14 @@ class Mask:
         return made[1]
 
     def _make_plan(self, device):
-        from . import ops  # loads the operators, which nothing else here needs
+        from . import operators  # loads them, which nothing else here needs
 
         if torch.compiler.is_compiling() or device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return ops.plan(self, device)
+            return operators.make_plan(self, device)
         if device in self._plans:  # asked for under another name of the device
             return self.plan(device)
         with torch.inference_mode(False):  # or a later backward could not save it
-            plan = ops.plan(self, device)
+            plan = operators.make_plan(self, device)
         if type(plan) is torch.Tensor:  # not a trace's stand-in, which is of no use afterwards
             self._plans[device] = (device.type == "cuda", plan, self._versions())
         return plan

@@ -5,7 +5,7 @@ import torch
 
 from .._core import arguments, ctypes_calls, families
 from .._core.errors import UnrepresentableMaskError
-from . import mask_forms, ops, tensor_arguments
+from . import host_masks, operators, tensor_arguments
 from ._torch_internals import assert_async
 from .mask import Mask
 
@@ -35,8 +35,8 @@ def build(family, form, vectors, numbers, device=None):
 @torch.compiler.disable  # numbers alone do not say the lists' lengths
 def _build_lists(family, form, vectors, numbers, device):
     """In host memory, from where the mask goes to the device."""
-    fields, order = ctypes_calls.build_lists(mask_forms.HostTensors, family, vectors, numbers, form.has_order)
-    return Mask(**mask_forms.on_device(fields, device)), order
+    fields, order = ctypes_calls.build_lists(host_masks.HostTensors, family, vectors, numbers, form.has_order)
+    return Mask(**host_masks.on_device(fields, device)), order
 
 
 def _build_vectors(family, form, vectors, numbers, tensors, device):
@@ -50,7 +50,7 @@ def _build_vectors(family, form, vectors, numbers, tensors, device):
         device,
     )
     # Without tensors there is nothing that says `meta` to the dispatcher.
-    bounds, order, unfit, positions = ops.call(_build_fake if device.type == "meta" else _operator, *arguments)
+    bounds, order, unfit, positions = operators.call(_build_fake if device.type == "meta" else _operator, *arguments)
     if unfit.shape[0]:
         assert_async((unfit == 0).all(), form.misfit)
     keys = bounds.shape[2]

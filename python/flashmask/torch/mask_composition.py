@@ -4,11 +4,9 @@
 import ctypes as C
 from collections.abc import Iterable
 
-import torch
-
-from .._core import arguments, capi
-from . import mask_forms, tensor_arguments
-from .mask import BLOCK, Mask
+from .._core import arguments
+from . import host_masks, tensor_arguments
+from .mask import Mask
 
 
 def intersect(a: Mask, b: Mask) -> Mask:
@@ -19,7 +17,8 @@ def intersect(a: Mask, b: Mask) -> Mask:
     tensors are where the masks' are, in host memory if these have none.
     """
     masks = _checked({"a": a, "b": b})
-    return _compose("fm_mask_intersect", masks, a.seqlen_q, a.seqlen_k, lambda structs: map(C.byref, structs))
+    refer = lambda structs: map(C.byref, structs)  # noqa: E731
+    return Mask(**host_masks.compose("fm_mask_intersect", masks, a.seqlen_q, a.seqlen_k, refer))
 
 
 def concatenate(pieces: Iterable[Mask]) -> Mask:
@@ -32,13 +31,8 @@ def concatenate(pieces: Iterable[Mask]) -> Mask:
     masks = _checked({f"pieces[{n}]": mask for n, mask in enumerate(arguments.sequence("pieces", pieces))})
     seqlen_q, seqlen_k = (sum(getattr(mask, name) for mask in masks) for name in ("seqlen_q", "seqlen_k"))
     pointers = C.c_void_p * len(masks)
-    return _compose(
-        "fm_mask_concatenate",
-        masks,
-        seqlen_q,
-        seqlen_k,
-        lambda structs: (pointers(*map(C.addressof, structs)), len(structs)),
-    )
+    point = lambda structs: (pointers(*map(C.addressof, structs)), len(structs))  # noqa: E731
+    return Mask(**host_masks.compose("fm_mask_concatenate", masks, seqlen_q, seqlen_k, point))
 
 
 def crop(mask: Mask, rows: tuple[int, int] | None = None, keys: tuple[int, int] | None = None) -> Mask:
@@ -59,30 +53,3 @@ def _checked(masks):
     # Masks without tensors fit every device.
     tensor_arguments.check_one_device(**{f"{name}'s tensors": mask.some_tensor() for name, mask in masks.items()})
     return list(masks.values())
-
-
-def _compose(function, masks, seqlen_q, seqlen_k, arguments):
-    """The Mask that a function of the library makes of masks; arguments(structs): what it takes before `out`."""
-    device = next((mask.device for mask in masks if mask.device is not None), None)
-    batch, heads = (max((getattr(mask, name) for mask in masks), default=1) for name in ("batch", "heads"))
-    rooms = {}
-    if any(mask.block_mask is not None for mask in masks):
-        blocks = (batch, heads, -(-seqlen_q // BLOCK), -(-seqlen_k // BLOCK))
-        rooms["block_mask"] = torch.empty(blocks, dtype=torch.uint8, device="cpu")
-    if any(mask.q_pos is not None for mask in masks):
-        for name, length in (("q_pos", seqlen_q), ("k_pos", seqlen_k)):
-            rooms[name] = torch.empty((batch, length), dtype=torch.int32, device="cpu")
-    out = mask_forms.Vectors((batch, heads, seqlen_k), device, rooms)
-    on_host = [mask_forms.on_host(mask) for mask in masks]  # has to live until the call is over
-    structs = [mask_forms.mask_struct(mask) for mask in on_host]
-    out.write(lambda struct: getattr(capi.load(), function)(*arguments(structs), C.byref(struct)))
-    return Mask(**out.fields())
-
-
-def gather_lists(mask, rows, keys):
-    """Mask.gather of a mask with interval lists. rows, keys: segments within the mask, rows ascending."""
-    pairs = [(C.c_int64 * (2 * len(x)))(*(end for segment in x for end in segment)) for x in (rows, keys)]
-    segments = capi.make(capi.Segments, rows=pairs[0], row_count=len(rows), keys=pairs[1], key_count=len(keys))
-    seqlen_q, seqlen_k = (sum(end - begin for begin, end in x) for x in (rows, keys))
-    call = lambda structs: (*map(C.byref, structs), C.byref(segments))  # noqa: E731
-    return _compose("fm_mask_gather", [mask], seqlen_q, seqlen_k, call)

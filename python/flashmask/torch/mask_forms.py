@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import torch
 
-from .._core import capi, ctypes_calls, explanation
+from .._core import capi
 from . import tensor_arguments
+from .host_masks import BLOCK, Vectors, mask_struct, on_host, tensor
 
 TILE = 128
 _FARTHEST = (1 << 31) - 1  # a side of a window over positions that is open, as the library has it
@@ -108,7 +109,7 @@ def predicate(mask, heads, begin=0, end=None):
             visible = visible & outside
         if listed is not None:
             visible = visible & ~pick(listed, b, h, q - begin, k)
-        return visible if keep is None else visible & (pick(keep, b, h, q // TILE, k // TILE) != 0)
+        return visible if keep is None else visible & (pick(keep, b, h, q // BLOCK, k // BLOCK) != 0)
 
     return is_visible
 
@@ -269,63 +270,9 @@ def from_dense(visible):
     return out.fields()
 
 
-class HostTensors:
-    """The frontend that ctypes_calls asks for tensors in host memory."""
-
-    @staticmethod
-    def empty_on_host(shape, dtype):
-        made = torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")
-        tensor_arguments.check_holds("the mask", made)
-        return made
-
-    @staticmethod
-    def array(x):
-        return explanation.Array(tuple(x.shape), capi.dtype_name(x.dtype), "cpu", x.stride(), x.data_ptr())
-
-
-class Vectors(ctypes_calls.MaskSpace):
-    """A mask that the library writes in host memory, for a device."""
-
-    def __init__(self, shape, device, arrays=None):
-        self._device = device
-        super().__init__(HostTensors, shape, arrays)
-
-    def bounds(self):
-        """Copies the written vectors to the device; None without vectors."""
-        written = super().bounds()
-        return None if written is None else written.to(self._device, copy=True)
-
-    def fields(self):
-        return on_device(super().fields(), self._device)
-
-
-def on_device(fields, device):
-    """A mask's fields with their tensors on `device`."""
-    return {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in fields.items()}
-
-
-def on_host(mask):
-    """The mask in host memory; ValueError if there is nothing to read."""
-    for x in mask._tensors():
-        tensor_arguments.check_holds("the mask", x)
-    return mask.cpu()
-
-
-# --- Calls of the library ---------------------------------------------------------------------------
-
-
 def _call(function, *structs):
     library = capi.load()
     capi.check(getattr(library, function)(*map(C.byref, structs)))
-
-
-def mask_struct(mask):
-    """Valid as long as the mask lives, which is in host memory."""
-    return capi.mask_of(mask, lambda _, x: tensor(x))
-
-
-def tensor(x):
-    return capi.device_tensor(x.data_ptr(), capi.dtype_of(x.dtype), tuple(x.shape), x.stride())
 
 
 # --- FlexAttention ----------------------------------------------------------------------------------

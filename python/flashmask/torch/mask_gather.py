@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows and keys of a Mask by segments, where its tensors are.
 
-Repeats the C++ interface's gather in torch's operators, which trace and do not wait for a device.
+Repeats the C++ interface's gather in torch's operators, which trace and do not wait for a device. Interval
+lists the library gathers itself, in host memory.
 """
+
+import ctypes as C
 
 import torch
 
-from .._core import arguments
-from . import mask_forms
+from .._core import arguments, capi
+from .._core.errors import UnsupportedError
+from . import host_masks, mask_forms
+from .host_masks import BLOCK
 
-BLOCK = 128
 _NO_OTHERS = {"block_mask": None, "q_pos": None, "k_pos": None}
 _FARTHEST = 1 << 30  # so that positions are int32
 
@@ -22,9 +26,7 @@ def gather(mask, rows, keys):
         _check_blocks("rows", rows)
         _check_blocks("keys", keys)
     if mask.column_ptr is not None:
-        from .mask_composition import gather_lists
-
-        return gather_lists(mask, rows, keys)
+        return _gather_lists(mask, rows, keys)
     changes = {"seqlen_q": _length(rows), "seqlen_k": _length(keys), "block_mask": _blocks(mask, rows, keys)}
     bounds = gather_bounds(mask, rows, keys)
     if mask.q_pos is not None:
@@ -68,6 +70,14 @@ def gather_each(mask, rows, keys):
     return mask.replace(q_pos=q_pos, k_pos=torch.stack(k_pos), **changes)
 
 
+def _gather_lists(mask, rows, keys):
+    """Does gather for a mask with interval lists."""
+    pairs = [(C.c_int64 * (2 * len(x)))(*(end for segment in x for end in segment)) for x in (rows, keys)]
+    segments = capi.make(capi.Segments, rows=pairs[0], row_count=len(rows), keys=pairs[1], key_count=len(keys))
+    refer = lambda structs: (*map(C.byref, structs), C.byref(segments))  # noqa: E731
+    return type(mask)(**host_masks.compose("fm_mask_gather", [mask], _length(rows), _length(keys), refer))
+
+
 def _segments(name, segments, seqlen, ascending=False):
     """Checks segments, drops empty ones and joins neighbours."""
     runs, last = [], 0
@@ -90,8 +100,6 @@ def _segments(name, segments, seqlen, ascending=False):
 
 
 def _check_blocks(name, runs):
-    from .._core.errors import UnsupportedError
-
     for n, (begin, end) in enumerate(runs):
         if begin % BLOCK or n + 1 < len(runs) and end % BLOCK:
             raise UnsupportedError(
