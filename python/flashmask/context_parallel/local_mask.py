@@ -5,18 +5,17 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from .._core import arguments
 from ..torch import mask_forms, mask_gather
 from ..torch.annotations import Device
-from ..torch.mask import BLOCK, Mask
+from ..torch.host_masks import BLOCK
+from ..torch.mask import Mask
 from . import cost, routes
-
-if TYPE_CHECKING:
-    from .placement import Placement
+from .partition import Partition
 
 PIECES = cost.PIECES
 _SPARE = 20  # one of so many of a peer's keys may travel unseen by any row, so that runs are longer
@@ -51,7 +50,7 @@ class LocalMask:
     """
 
     rank: int
-    placement: Placement = field(repr=False)
+    placement: Partition = field(repr=False)
     index: int
     own: Mask
     pieces: tuple[Piece, ...]
@@ -140,7 +139,7 @@ class LocalMask:
         return self._made[key]
 
 
-def local_mask(placement: Placement, rank: int, index: int = 0, *, pieces: int = PIECES) -> LocalMask:
+def local_mask(placement: Partition, rank: int, index: int = 0, *, pieces: int = PIECES) -> LocalMask:
     """The LocalMask of `rank` under mask `index` of a placement.
 
     pieces: in how many the keys of other ranks arrive, at most. Every rank computes the same without asking another;
