@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package's top level: its version, its public modules, the floors of its rooms, and what its annotations promise
-(mypy: style.types)."""
+"""The package's top level: its version, its public modules, and what its annotations promise (mypy: style.types)."""
 
-import ast
 import importlib.util
 import inspect
 import re
@@ -34,30 +32,9 @@ def test_public_modules(name):
     assert all(hasattr(module, public) for public in getattr(module, "__all__", ()))
 
 
-PACKAGE = SOURCE / "python/flashmask"
-FRONTENDS = ["torch", "jax", "paddle", "numpy"]
-
-
-def imported(path):
-    """The modules of the package that a file imports, from its folder on: "_core.capi"."""
-    here = path.relative_to(PACKAGE).parts[:-1]
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.level:
-            base = [*here[: len(here) - node.level + 1], *(node.module or "").split(".")]
-            yield from (".".join(filter(None, [*base, alias.name])) for alias in node.names)
-
-
-@pytest.mark.parametrize("room, below", [("_core", []), *((room, ["_core"]) for room in FRONTENDS)])
-def test_rooms_import_from_floors_below(room, below):
-    files = sorted((PACKAGE / room).glob("*.py"))
-    assert files
-    for path in files:
-        assert {name.split(".")[0] for name in imported(path)} <= {room, *below}, path
-
-
 def public(space):
     """(name, function) of what users call: functions of a module, methods and properties of a class."""
-    names = getattr(space, "__all__", None) or [name for name in vars(space) if name[0] != "_"]
+    names = getattr(space, "__all__", None) or [name for name in dir(space) if name[0] != "_"]
     for name in ["__init__"] * inspect.isclass(space) + names:
         value = inspect.getattr_static(space, name) if inspect.isclass(space) else getattr(space, name)
         value = getattr(value, "fget", None) or getattr(value, "func", None) or value  # properties, cached or not
