@@ -185,6 +185,15 @@ FLASHMASK_API int64_t fm_last_error_column(void);
 /* Bytes of a plan's buffer: from the shapes of `mask` alone, whose contents are not read. Plans of more than 2^40 bytes
  * (kMaxPlanBytes in plan.h) are FM_INVALID_ARGUMENT here and in every call that would make one. */
 FLASHMASK_API fm_status fm_plan_bytes(const fm_mask* mask, size_t* bytes);
+/* A plan on a CUDA device of a mask with interval lists has bits, too, of as many partial granules as `bytes` has room
+ * for. `most`: bytes with room for all that there can be, from the shapes alone: calls that make their own plan use so
+ * many, and a plan that a CUDA graph builds needs them. `scratch`: of fm_plan_count_bytes. Without interval lists both
+ * are fm_plan_bytes. */
+FLASHMASK_API fm_status fm_plan_device_bytes(const fm_mask* mask, size_t* most, size_t* scratch);
+/* Bytes that the plan of the mask's contents as they are needs on options->device, where `scratch` is, too (8-byte
+ * aligned). Waits for options->stream on a CUDA device, if the mask has interval lists. */
+FLASHMASK_API fm_status fm_plan_count_bytes(const fm_mask* mask, void* scratch, size_t scratch_bytes,
+                                            const fm_options* options, size_t* bytes);
 /* Fills `buffer` (8-byte aligned) with the plan of the mask's contents as they are. Both are on options->device (NULL:
  * in host memory); on a CUDA device the work is put on options->stream and the call does not wait for it. */
 FLASHMASK_API fm_status fm_plan_build(const fm_mask* mask, void* buffer, size_t bytes, const fm_options* options);

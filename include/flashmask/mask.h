@@ -112,10 +112,11 @@ struct MaskView {
   int64_t k_pos_batch = 1;
   const int32_t* q_pos = nullptr;
   const int32_t* k_pos = nullptr;
-  /// Normalised interval lists [bounds_batch, bounds_heads, seqlen_k + 1] and [n, 2], in place of the vectors; only in
-  /// host memory. See MaskParts.
+  /// Interval lists [bounds_batch, bounds_heads, seqlen_k + 1] and [listed_intervals, 2], in place of the vectors, see
+  /// MaskParts: normalised in host memory, as the caller wrote them on a device.
   const int32_t* column_ptr = nullptr;
   const int32_t* intervals = nullptr;
+  int64_t listed_intervals = 0;
 
   /// Batch and head count of the mask as a whole: vectors, block mask and positions together.
   int64_t batch() const {
@@ -135,16 +136,18 @@ struct Finding {
 class Mask;
 FLASHMASK_API Mask from_startend_row_indices(const TensorView& indices, bool causal, int64_t seqlen_q,
                                              std::optional<int64_t> q_offset);
+FLASHMASK_API Mask from_interval_lists(const TensorView& column_ptr, const TensorView& intervals, int64_t seqlen_q,
+                                       std::optional<int64_t> q_offset);
 
 /// An immutable attention mask in O(seqlen_k) memory: an optional diagonal band, over indices or over positions of rows
 /// and keys, at most two half-open intervals of hidden query rows per key column or a list of any number of them, and
 /// an optional block mask; an element is visible if none of them hides it. Copies share the data and may be used from
 /// any thread.
 ///
-/// A mask whose vectors, block mask or positions are on a CUDA device (from_startend_row_indices, with_block_mask,
-/// with_positions) borrows the caller's memory, which has to stay as long as any call uses the mask, and never reads it
-/// on the host. Functions that would have to (the spans, visible, validate, to_dense, statistics, drawing, conversions,
-/// composition) throw kInvalidArgument naming the device.
+/// A mask whose vectors, lists, block mask or positions are on a CUDA device (from_startend_row_indices,
+/// from_interval_lists, with_block_mask, with_positions) borrows the caller's memory, which has to stay as long as any
+/// call uses the mask, and never reads it on the host. Functions that would have to (the spans, visible, validate,
+/// to_dense, statistics, drawing, conversions, composition) throw kInvalidArgument naming the device.
 class FLASHMASK_API Mask {
  public:
   /// Throws Error if sizes are negative, too large or disagree with the vectors.
@@ -217,6 +220,8 @@ class FLASHMASK_API Mask {
  private:
   friend Mask from_startend_row_indices(const TensorView& indices, bool causal, int64_t seqlen_q,
                                         std::optional<int64_t> q_offset);
+  friend Mask from_interval_lists(const TensorView& column_ptr, const TensorView& intervals, int64_t seqlen_q,
+                                  std::optional<int64_t> q_offset);
   struct Data;
   struct BlockMask;
   struct Positions;
@@ -244,6 +249,11 @@ struct StartEndRowIndices {
 /// Indices on a CUDA device must be contiguous and are borrowed: the mask is a view of the caller's memory.
 FLASHMASK_API Mask from_startend_row_indices(const TensorView& indices, bool causal, int64_t seqlen_q,
                                              std::optional<int64_t> q_offset = std::nullopt);
+
+/// The mask of interval lists, int32 `column_ptr` [batch, heads, seqlen_k + 1] and `intervals` [n, 2] (see MaskParts),
+/// without a band. Copied from host memory (any strides), or borrowed on a CUDA device, where both are contiguous.
+FLASHMASK_API Mask from_interval_lists(const TensorView& column_ptr, const TensorView& intervals, int64_t seqlen_q,
+                                       std::optional<int64_t> q_offset = std::nullopt);
 
 /// Writes `mask` in the smallest of the four vector forms that expresses it exactly. Throws kUnrepresentable, naming
 /// the first column that fits none. A mask with a block mask is refused too, because FlashMask's call takes that as a

@@ -22,20 +22,30 @@ inline constexpr int64_t kGranuleKeys = 128;
 /// named than answered with a lack of memory.
 inline constexpr int64_t kMaxPlanBytes = int64_t{1} << 40;
 
-/// Layout of a plan's buffer; follows from shapes alone, so that the buffer can be allocated before the mask's
-/// contents are known. Offsets are bytes from the buffer's start.
+/// A bit tile, the visible elements of a granule: for each of its keys a word of 64 rows, bit r for its row r.
+inline constexpr int64_t kBitTileWords = kGranuleKeys;
+inline constexpr int64_t kBitTileBytes = kBitTileWords * static_cast<int64_t>(sizeof(uint64_t));
+/// PlanLayout::bit_tiles of a plan without bits.
+inline constexpr int64_t kNoBits = -1;
+
+/// Layout of a plan's buffer; follows from shapes and the room for bit tiles alone, so that the buffer can be allocated
+/// before the mask's contents are known. Offsets are bytes from the buffer's start.
+///
+/// A plan on a CUDA device of a mask with interval lists has bits: a tile for each partial granule. Masks ascend, then
+/// row granules, then key blocks; all that hides elements is in them, but the block mask.
 struct FLASHMASK_API PlanLayout {
   PlanLayout() = default;
   /// Throws kInvalidArgument for lengths outside [0, kMaxSeqlen], batch or heads below 1, or more than kMaxPlanBytes.
-  PlanLayout(int64_t seqlen_q, int64_t seqlen_k, int64_t batch, int64_t heads);
+  PlanLayout(int64_t seqlen_q, int64_t seqlen_k, int64_t batch, int64_t heads, int64_t bit_tiles = kNoBits);
 
   int64_t seqlen_q = 0, seqlen_k = 0, batch = 0, heads = 0;
-  int64_t row_granules = 0;   ///< ceil(seqlen_q / 64)
-  int64_t key_blocks = 0;     ///< ceil(seqlen_k / 128)
-  int64_t words_per_row = 0;  ///< 64-bit words of one row granule's bits over the key blocks
-  int64_t words_per_key = 0;  ///< 64-bit words of one key block's bits over the row granules
-  int64_t row_tiles_128 = 0;  ///< ceil(seqlen_q / 128): tiles of two row granules
-  int64_t row_tiles_192 = 0;  ///< ceil(seqlen_q / 192): tiles of three row granules
+  int64_t bit_tiles = kNoBits;  ///< how many there is room for
+  int64_t row_granules = 0;     ///< ceil(seqlen_q / 64)
+  int64_t key_blocks = 0;       ///< ceil(seqlen_k / 128)
+  int64_t words_per_row = 0;    ///< 64-bit words of one row granule's bits over the key blocks
+  int64_t words_per_key = 0;    ///< 64-bit words of one key block's bits over the row granules
+  int64_t row_tiles_128 = 0;    ///< ceil(seqlen_q / 128): tiles of two row granules
+  int64_t row_tiles_192 = 0;    ///< ceil(seqlen_q / 192): tiles of three row granules
 
   int64_t row_live_bits = 0, row_full_bits = 0;             ///< uint64 [batch * heads, row_granules, words_per_row]
   int64_t key_live_bits = 0, key_full_bits = 0;             ///< uint64 [batch * heads, key_blocks, words_per_key]
@@ -44,10 +54,17 @@ struct FLASHMASK_API PlanLayout {
   int64_t row_tile_counts_128 = 0, row_tile_order_128 = 0;  ///< int32 [batch * heads, row_tiles_128]
   int64_t row_tile_counts_192 = 0, row_tile_order_192 = 0;  ///< int32 [batch * heads, row_tiles_192]
   int64_t scratch = 0;  ///< uint64 [batch * heads, key_blocks], for use while a plan is built; zero in a finished one
+  int64_t visible_extents = 0;  ///< VisibleExtent [batch]
+  // With bits alone.
+  int64_t ascending_lists = 0;  ///< uint32 [batch * heads, key_blocks, 4], a bit for each key: its list ascends
+  /// int32 [batch * heads, row_granules, 2 * words_per_row] and one more, the number of all tiles: for every 32 key
+  /// blocks, how many tiles come before theirs.
+  int64_t tiles_before = 0;
+  int64_t tile_bits = 0;  ///< uint64 [bit_tiles, kBitTileWords], the last part
   int64_t bytes = 0;
 
-  /// VisibleExtent [batch], the last part.
-  int64_t extents() const { return bytes - batch * static_cast<int64_t>(sizeof(VisibleExtent)); }
+  int64_t extents() const { return visible_extents; }
+  bool has_bits() const { return bit_tiles != kNoBits; }
 
   bool operator==(const PlanLayout&) const = default;
 };
@@ -134,13 +151,32 @@ void for_each_live(std::span<const uint64_t> live, std::span<const uint64_t> ful
   }
 }
 
-/// Fills `buffer` (at least PlanLayout::bytes, 8-byte aligned) with the plan of a mask in host memory.
+/// Fills `buffer` (at least PlanLayout::bytes, 8-byte aligned) with the plan of a mask in host memory, without bits.
 FLASHMASK_API void build_plan(const MaskView& mask, std::span<std::byte> buffer);
+
+/// build_plan in a layout of the mask's plan that may have bits: the bytes that a CUDA device would write. Tiles that
+/// it has no room for are counted, and not written.
+FLASHMASK_API void build_plan(const MaskView& mask, const PlanLayout& layout, std::span<std::byte> buffer);
+
+/// Bit tiles of a plan on `device` whatever the contents of the mask: its granules, of an index band's width those that
+/// the band can reach; kNoBits on the CPU or without interval lists. This many suit calls that make their own plan, and
+/// graphs, which are captured before contents are known.
+FLASHMASK_API int64_t most_bit_tiles(const MaskView& mask, Device device);
+
+/// Bit tiles that the mask's contents as they are now need, kNoBits as above: for plans that are made ahead of calls.
+/// On a CUDA device this makes the plan without its bits in `scratch` (the layout with 0 bit tiles, in its memory,
+/// 8-byte aligned) and waits for `stream`.
+FLASHMASK_API int64_t count_bit_tiles(const MaskView& mask, std::span<std::byte> scratch, Device device,
+                                      void* stream = nullptr);
 
 /// Builds a plan on a device that holds the mask's contents (if it has any) and `buffer`: on a CUDA device the work is
 /// put on `stream` (a cudaStream_t), nothing is allocated and nothing waits. The plan reflects the contents at the time
 /// the work ran: rebuild it when they change. On the CPU `stream` must be null. Throws kNoDevice if the device is not
 /// there or the library was built without CUDA.
+///
+/// The plan of interval lists on a CUDA device has bits, as many tiles as `buffer` has room for. With room for fewer
+/// than most_bit_tiles() this waits for `stream`, and throws kInvalidArgument if there are more of them; a stream that
+/// captures a graph needs room for all.
 FLASHMASK_API void build_plan(const MaskView& mask, std::span<std::byte> buffer, Device device, void* stream = nullptr);
 
 /// Throws kInvalidArgument if `plan` is not the plan of `mask`'s present contents; a debugging aid, as calls cannot

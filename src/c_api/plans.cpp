@@ -13,12 +13,32 @@ fm_status fm_plan_bytes(const fm_mask* mask, size_t* bytes) {
   });
 }
 
+fm_status fm_plan_device_bytes(const fm_mask* mask, size_t* most, size_t* scratch) {
+  return guarded([&] {
+    const Device device{Device::Kind::kCuda, 0};
+    const CallMask of(mask, device);
+    required(most, "most") = static_cast<size_t>(plan_layout(of.view(), device).bytes);
+    required(scratch, "scratch") = static_cast<size_t>(plan_layout(of.view(), device, 0).bytes);
+  });
+}
+
+fm_status fm_plan_count_bytes(const fm_mask* mask, void* scratch, size_t scratch_bytes, const fm_options* options,
+                              size_t* bytes) {
+  return guarded([&] {
+    const CallOptions call(options);
+    CallMask of(mask, call.device);
+    const int64_t tiles =
+        count_bit_tiles(of.contents(), memory(scratch, scratch_bytes, "scratch"), call.device, call.options.stream);
+    required(bytes, "bytes") = static_cast<size_t>(plan_layout(of.view(), tiles).bytes);
+  });
+}
+
 fm_status fm_plan_build(const fm_mask* mask, void* buffer, size_t bytes, const fm_options* options) {
   return guarded([&] {
     const CallOptions call(options);
     const std::span<std::byte> plan = memory(buffer, bytes, "buffer");
     CallMask of(mask, call.device);
-    check_plan_buffer("plan buffer", plan, plan_layout(of.view()));
+    check_plan_buffer("plan buffer", plan, plan_layout(of.view(), call.device, 0));
     build_plan(of.hashed_contents(), plan, call.device, call.options.stream);
   });
 }
@@ -31,7 +51,7 @@ fm_status fm_plan_validate(const fm_mask* mask, const void* plan, size_t plan_by
     CallMask of(mask, call.device);
     const PlanView view = read_plan(plan, plan_bytes, {}, &of.view(), call.device);
     // A plan of other shapes is refused without a look at the contents.
-    if (view.layout() == plan_layout(of.view())) of.hashed_contents();
+    if (view.layout() == plan_layout(of.view(), call.device, plan_bytes)) of.hashed_contents();
     validate_plan(of.view(), view, memory(scratch, scratch_bytes, "scratch"), call.options.stream);
   });
 }

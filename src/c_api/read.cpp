@@ -174,7 +174,8 @@ PlanView read_plan(const void* plan, std::size_t bytes, const AttentionInputs& a
                    Device device) {
   if (device.kind == Device::Kind::kCpu) return PlanView(const_memory(plan, bytes));
   if (!mask && (args.q.rank != 4 || args.k.rank != 4)) return {};  // the call is going to be refused
-  const PlanLayout layout = mask ? plan_layout(*mask) : PlanLayout(args.q.shape[1], args.k.shape[1], 1, 1);
+  const PlanLayout layout =
+      mask ? plan_layout(*mask, device, bytes) : PlanLayout(args.q.shape[1], args.k.shape[1], 1, 1);
   return PlanView::on_device(layout, const_memory(plan, bytes), device);
 }
 

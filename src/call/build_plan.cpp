@@ -13,9 +13,9 @@ namespace {
 
 void check_mask_device(const MaskView& mask, const Device& device) {
   if (!has_contents(mask) || mask.device == device) return;
-  if (mask.column_ptr) throw_lists_on(device);
-  throw_invalid("the mask's vectors are on ", describe(mask.device), " and the plan is to be on ", describe(device),
-                "; copy the vectors there and make the mask from the copy");
+  const char* const contents = mask.column_ptr ? "interval lists" : "vectors";
+  throw_invalid("the mask's ", contents, " are on ", describe(mask.device), " and the plan is to be on ",
+                describe(device), "; copy the ", contents, " there and make the mask from the copy");
 }
 
 [[noreturn]] void throw_other_mask() {
@@ -29,19 +29,30 @@ void check_mask_device(const MaskView& mask, const Device& device) {
 void build_plan(const MaskView& mask, std::span<std::byte> buffer, Device device, void* stream) {
   check_mask_device(mask, device);
   check_stream(device, stream);
-  check_plan_buffer("plan buffer", buffer, plan_layout(mask));
+  check_plan_buffer("plan buffer", buffer, plan_layout(mask, device, 0));
   backend_for(device.kind).build_plan(mask, buffer, device, stream);
 }
 
 void validate_plan(const MaskView& mask, const PlanView& plan, std::span<std::byte> scratch, void* stream) {
   if (!plan.defined()) throw_invalid("plan is undefined");
-  const PlanLayout layout = plan_layout(mask);
+  // A plan with bits has any number of tiles.
+  const PlanLayout layout = plan_layout(mask, plan.device(), static_cast<std::size_t>(plan.layout().bytes));
   check_mask_device(mask, plan.device());
   if (plan.layout() != layout) throw_other_mask();
   check_stream(plan.device(), stream);
   if (plan.device().kind != Device::Kind::kCpu) check_plan_buffer("scratch", scratch, layout);
   if (!backend_for(plan.device().kind).is_plan_of(mask, plan, scratch, stream)) throw_other_mask();
 }
+
+int64_t count_bit_tiles(const MaskView& mask, std::span<std::byte> scratch, Device device, void* stream) {
+  check_mask_device(mask, device);
+  check_stream(device, stream);
+  if (most_bit_tiles(mask, device) == kNoBits) return kNoBits;
+  check_plan_buffer("scratch", scratch, plan_layout(mask, int64_t{0}));
+  return backend_for(device.kind).count_bit_tiles(mask, scratch, device, stream);
+}
+
+int64_t Backend::count_bit_tiles(const MaskView&, std::span<std::byte>, const Device&, void*) const { return kNoBits; }
 
 void Backend::build_plan(const MaskView& mask, std::span<std::byte> buffer, const Device&, void*) const {
   flashmask::build_plan(mask, buffer);

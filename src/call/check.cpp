@@ -80,12 +80,11 @@ void check_out_and_lse(const Problem& p, bool with_data, bool output) {
 /// A mask is never copied behind the caller's back.
 void check_mask_device(const MaskView& view, const Device& device) {
   if (!has_contents(view) || view.device == device) return;
-  if (view.column_ptr) throw_lists_on(device);
-  const bool to_device = device.kind == Device::Kind::kCuda;
-  throw_invalid("the mask's vectors are on ", describe(view.device), " and q on ", describe(device),
-                "; copy the vectors to ", describe(device),
-                to_device ? " and make the mask from the copy (from_startend_row_indices, with_block_mask)"
-                          : " and make the mask from the copy");
+  const char* const contents = view.column_ptr ? "interval lists" : "vectors";
+  const char* const maker = view.column_ptr ? "from_interval_lists" : "from_startend_row_indices, with_block_mask";
+  throw_invalid("the mask's ", contents, " are on ", describe(view.device), " and q on ", describe(device),
+                "; copy the ", contents, " to ", describe(device), " and make the mask from the copy",
+                device.kind == Device::Kind::kCuda ? message(" (", maker, ")") : "");
 }
 
 void check_mask(const Problem& p) {
@@ -147,7 +146,11 @@ void check_plan(const Problem& p) {
   }
   if (p.dense.defined()) return;
   if (plan.batch != p.mask.batch() || plan.heads != p.mask.heads()) throw_other_mask();
-  check_plan_hash(p);
+  if (p.device.kind == Device::Kind::kCpu) return check_plan_hash(p);
+  if (plan.has_bits() == (p.mask.column_ptr != nullptr)) return;
+  throw_invalid("the plan has ", plan.has_bits() ? "" : "no ", "bits, and the mask ", plan.has_bits() ? "no " : "",
+                "interval lists; on a CUDA device a plan of these, and of no other mask, has bits (PlanLayout with bit "
+                "tiles, see most_bit_tiles and count_bit_tiles)");
 }
 
 Problem begin(const AttentionInputs& args, const MaskView* mask, const Options& options, bool with_data) {

@@ -24,10 +24,10 @@ std::size_t total_workspace_bytes(const Launch& launch, int64_t plan_bytes) {
 /// Makes the plan of the call's mask in `buffer`.
 PlanView make_plan(const Problem& problem, std::span<std::byte> buffer) {
   build_plan(problem.mask, buffer, problem.device, problem.stream);
-  if (problem.dense.defined()) make_full_tiles_partial(buffer, plan_layout(problem.mask));
-  return problem.device.kind == Device::Kind::kCpu
-             ? PlanView(buffer)
-             : PlanView::on_device(plan_layout(problem.mask), buffer, problem.device);
+  const PlanLayout layout = plan_layout(problem.mask, problem.device);
+  if (problem.dense.defined()) make_full_tiles_partial(buffer, layout);
+  return problem.device.kind == Device::Kind::kCpu ? PlanView(buffer)
+                                                   : PlanView::on_device(layout, buffer, problem.device);
 }
 
 std::string known_names() {
@@ -60,7 +60,7 @@ Launch prepare(const Problem& problem, std::string_view wanted) { return launch_
 
 int64_t plan_bytes(const Problem& problem, const Launch& launch) {
   const bool makes_plan = launch.reads_plan() && !problem.plan.defined();
-  return makes_plan ? round_up(plan_layout(problem.mask).bytes, kWorkspaceAlignment) : 0;
+  return makes_plan ? round_up(plan_layout(problem.mask, problem.device).bytes, kWorkspaceAlignment) : 0;
 }
 
 std::size_t Call::workspace_bytes() const { return total_workspace_bytes(launch_, plan_bytes_); }
@@ -82,6 +82,11 @@ Explanation explain_problem(const Problem& problem, std::string_view backend) {
   Explanation result;
   result.features = names(problem.features);
   if (compares_positions(problem.mask)) result.features.emplace_back("positions");
+  if (problem.mask.column_ptr && problem.device.kind == Device::Kind::kCuda) {
+    const PlanLayout plan = problem.plan.defined() ? problem.plan.layout() : plan_layout(problem.mask, problem.device);
+    result.features.push_back(message("interval lists: a plan of ", plan.bytes, " bytes, ",
+                                      plan.bit_tiles * kBitTileBytes, " of them bits of partial tiles"));
+  }
   Choice<Launch> choice = choose(problem, backend, Reasons::kAll);
   result.rejected = std::move(choice.rejected);
   if (!choice.launch) return result;

@@ -11,6 +11,7 @@
 #include "flashmask/mask.h"
 #include "mask/hidden_columns.h"
 #include "mask/host_only.h"
+#include "mask/interval_lists.h"
 #include "mask/mask_tensors.h"
 #include "mask/vector_form.h"
 #include "mask/view.h"
@@ -162,6 +163,23 @@ Fit fit_dense(const HiddenColumns& columns) {
 }
 
 }  // namespace
+
+Mask from_interval_lists(const TensorView& column_ptr, const TensorView& intervals, int64_t seqlen_q,
+                         std::optional<int64_t> q_offset) {
+  if (column_ptr.rank != 3 || column_ptr.shape[2] < 1)
+    throw_invalid("column_ptr is ", describe(column_ptr), "; it must be int32 [batch, heads, seqlen_k + 1]");
+  const MaskTensors tensors{.seqlen_q = seqlen_q,
+                            .seqlen_k = column_ptr.shape[2] - 1,
+                            .q_offset = q_offset,
+                            .column_ptr = column_ptr,
+                            .intervals = intervals};
+  const MaskView view = view_of(tensors);
+  check_contents(tensors);
+  if (column_ptr.device.kind != Device::Kind::kCpu) return Mask(view, Band::none(), q_offset);
+  MaskParts parts{.seqlen_q = seqlen_q, .seqlen_k = tensors.seqlen_k, .q_offset = q_offset};
+  read_interval_lists(tensors, parts);
+  return Mask(std::move(parts));
+}
 
 Mask from_startend_row_indices(const TensorView& indices, bool causal, int64_t seqlen_q,
                                std::optional<int64_t> q_offset) {

@@ -18,12 +18,6 @@ inline bool has_contents(const MaskView& view) {
   return view.lts || view.lte || view.uts || view.ute || view.column_ptr || view.block_mask || view.q_pos;
 }
 
-/// Throws kUnsupported: interval lists are not where a device could read them.
-[[noreturn]] inline void throw_lists_on(const Device& device) {
-  throw_unsupported("the mask has interval lists (more than two hidden intervals in a column), and the call is on ",
-                    describe(device), "; backend 'cpu' takes them, in host memory");
-}
-
 /// Throws kInvalidArgument, naming the device, if the mask's vectors are not in host memory, where `reader`
 /// ("to_dense") would read them.
 inline void require_host(const MaskView& view, const char* reader) {

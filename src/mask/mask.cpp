@@ -200,6 +200,7 @@ struct Mask::Data {
       view.ute = data_or_null(bounds->ute);
       view.column_ptr = data_or_null(bounds->column_ptr);
       view.intervals = data_or_null(bounds->intervals);
+      view.listed_intervals = static_cast<int64_t>(bounds->intervals.size() / 2);
       return;
     }
     const MaskView& from = *bounds->borrowed;
@@ -208,6 +209,9 @@ struct Mask::Data {
     view.uts = from.uts;
     view.ute = from.ute;
     view.bounds_stride = from.bounds_stride;
+    view.column_ptr = from.column_ptr;
+    view.intervals = from.intervals;
+    view.listed_intervals = from.listed_intervals;
     view.device = from.device;
   }
 };
@@ -336,6 +340,7 @@ const Band& Mask::band() const { return data_->band; }
 int64_t Mask::q_offset() const { return data_->q_offset; }
 int Mask::num_intervals() const {
   const MaskView& v = data_->view;
+  if (v.column_ptr) require_host(v, "Mask::num_intervals");
   const std::vector<int32_t>& ptr = data_->bounds->column_ptr;
   int32_t most = 0;  // from one entry's end to the next one's beginning it is 0
   for (std::size_t n = 1; n < ptr.size(); ++n) most = std::max(most, ptr[n] - ptr[n - 1]);

@@ -89,6 +89,8 @@ bool add_interval_lists(MaskView& view, const MaskTensors& mask) {
   view.bounds_heads = mask.column_ptr.shape[1];
   view.column_ptr = static_cast<const int32_t*>(mask.column_ptr.data);
   view.intervals = static_cast<const int32_t*>(mask.intervals.data);
+  view.listed_intervals = mask.intervals.shape[0];
+  view.device = mask.column_ptr.device;
   return true;
 }
 
@@ -241,8 +243,12 @@ void check_interval_lists(const MaskTensors& mask) {
                   " pairs of begin and end");
   check_extent("column_ptr", ptr);
   check_extent("intervals", intervals);
-  for (const TensorView* t : {&ptr, &intervals}) {
-    if (t->device.kind != Device::Kind::kCpu) throw_lists_on(t->device);
+  if (ptr.device != intervals.device)
+    throw_invalid("column_ptr is on ", describe(ptr.device), " and intervals on ", describe(intervals.device),
+                  "; copy one of them to where the other is");
+  for (const auto& [argument, t] : {std::pair{"column_ptr", &ptr}, {"intervals", &intervals}}) {
+    if (t->device.kind != Device::Kind::kCpu && !is_contiguous(*t))
+      throw_invalid(argument, " is on ", describe(t->device), " and not contiguous; it is borrowed, so it must be");
   }
 }
 

@@ -59,7 +59,7 @@ inline void check_offset(int64_t q_offset) {
 /// looked at.
 void check_positions(const MaskTensors& mask);
 
-/// Throws unless these are interval lists of a mask of such lengths, both or neither, in host memory and without
+/// Throws unless these are interval lists of a mask of such lengths, both or neither, on one device and without
 /// indices; data is not looked at.
 void check_interval_lists(const MaskTensors& mask);
 

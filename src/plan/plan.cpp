@@ -8,6 +8,7 @@
 #include "common/arithmetic.h"
 #include "common/host_memory.h"
 #include "common/message.h"
+#include "mask/list_rows.h"
 #include "mask/tile_classifier.h"
 #include "mask/view.h"
 #include "plan/plan_buffer.h"
@@ -152,10 +153,50 @@ void order_row_tiles(const PlanLayout& layout, const RowTiles& tiles, int64_t m,
   longest_first(counts, layout.key_blocks, {at<int32_t>(buffer, tiles.order) + m * tiles.tiles, counts.size()});
 }
 
+/// The tile of granule (m, r, c).
+void write_tile(const MaskView& mask, const PlanLayout& layout, int64_t m, int64_t r, int64_t c, uint64_t* tile) {
+  const int64_t b = m / layout.heads, h = m % layout.heads;
+  const auto row = static_cast<int32_t>(r * kGranuleRows);
+  for (int64_t key = c * kGranuleKeys; key < (c + 1) * kGranuleKeys; ++key) {
+    const auto j = static_cast<int32_t>(key);
+    if (key >= mask.seqlen_k) {
+      *tile++ = 0;
+      continue;
+    }
+    rules::ListedRows rows(columns(mask, b, h), interval_lists(mask, b, h), j, /*ascends=*/true, row);
+    *tile++ = rules::rows_in_band(position_band(mask, b), j, row, rows.next(row));
+  }
+}
+
+/// The parts of a plan with bits, whose other parts are there. Tiles that there is no room for are only counted.
+void write_bits(const MaskView& mask, const PlanLayout& layout, std::span<std::byte> buffer) {
+  const int64_t masks = layout.batch * layout.heads;
+  for (int64_t m = 0; m < masks; ++m) {
+    auto* ascending = at<uint32_t>(buffer, layout.ascending_lists) + m * layout.key_blocks * (kGranuleKeys / 32);
+    for (int64_t key = 0; key < mask.seqlen_k; ++key) ascending[key / 32] |= uint32_t{1} << key % 32;
+  }
+  const auto* live = at<uint32_t>(buffer, layout.row_live_bits);
+  const auto* full = at<uint32_t>(buffer, layout.row_full_bits);
+  auto* before = at<int32_t>(buffer, layout.tiles_before);
+  auto* tiles = at<uint64_t>(buffer, layout.tile_bits);
+  const int64_t words = 2 * layout.words_per_row;
+  int32_t tile = 0;
+  for (int64_t word = 0; word < masks * layout.row_granules * words; ++word) {
+    before[word] = tile;
+    for (uint32_t partial = live[word] & ~full[word]; partial; partial &= partial - 1, ++tile) {
+      if (tile >= layout.bit_tiles) continue;
+      const int64_t row = word / words, block = word % words * 32 + std::countr_zero(partial);
+      write_tile(mask, layout, row / layout.row_granules, row % layout.row_granules, block,
+                 tiles + tile * kBitTileWords);
+    }
+  }
+  before[masks * layout.row_granules * words] = tile;
+}
+
 }  // namespace
 
-PlanLayout::PlanLayout(int64_t seqlen_q_, int64_t seqlen_k_, int64_t batch_, int64_t heads_)
-    : seqlen_q(seqlen_q_), seqlen_k(seqlen_k_), batch(batch_), heads(heads_) {
+PlanLayout::PlanLayout(int64_t seqlen_q_, int64_t seqlen_k_, int64_t batch_, int64_t heads_, int64_t bit_tiles_)
+    : seqlen_q(seqlen_q_), seqlen_k(seqlen_k_), batch(batch_), heads(heads_), bit_tiles(bit_tiles_) {
   for (const auto& [argument, value] : {std::pair{"seqlen_q", seqlen_q}, {"seqlen_k", seqlen_k}}) {
     if (value < 0 || value > kMaxSeqlen)
       throw_invalid(argument, " is ", value, "; it must be between 0 and ", kMaxSeqlen);
@@ -194,7 +235,13 @@ PlanLayout::PlanLayout(int64_t seqlen_q_, int64_t seqlen_k_, int64_t batch_, int
   row_tile_counts_192 = take(*masks * row_tiles_192, 4);
   row_tile_order_192 = take(*masks * row_tiles_192, 4);
   scratch = take(*masks * key_blocks, 8);
-  take(batch, sizeof(VisibleExtent));
+  visible_extents = take(batch, sizeof(VisibleExtent));
+  if (has_bits()) {
+    if (bit_tiles > kMaxPlanBytes / kBitTileBytes) refuse("more than ", kMaxPlanBytes);
+    ascending_lists = take(*masks * key_blocks, kGranuleKeys / 8);
+    tiles_before = take(*masks * row_granules * 2 * words_per_row + 1, 4);
+    tile_bits = take(bit_tiles, kBitTileBytes);
+  }
   bytes = end;
   if (bytes > kMaxPlanBytes) refuse(bytes);
 }
@@ -247,15 +294,17 @@ int64_t PlanView::live_granules() const {
   return live;
 }
 
-void build_plan(const MaskView& mask, std::span<std::byte> buffer) {
+void build_plan(const MaskView& mask, std::span<std::byte> buffer) { build_plan(mask, plan_layout(mask), buffer); }
+
+void build_plan(const MaskView& mask, const PlanLayout& layout, std::span<std::byte> buffer) {
   if (mask.device.kind != Device::Kind::kCpu)
     throw_invalid("the mask's vectors are on a CUDA device; build_plan reads them and needs them in host memory");
-  const PlanLayout layout = plan_layout(mask);
   check_plan_buffer("plan buffer", buffer, layout);
   const PlanHeader header = plan_header(layout, mask.content_hash);
   std::memcpy(buffer.data(), &header, sizeof(header));
   // Clears the scratch and the padding between the parts.
-  std::memset(buffer.data() + layout.row_counts, 0, static_cast<std::size_t>(layout.bytes - layout.row_counts));
+  const int64_t end = layout.has_bits() ? layout.tile_bits : layout.bytes;
+  std::memset(buffer.data() + layout.row_counts, 0, static_cast<std::size_t>(end - layout.row_counts));
 
   TileClassifier classifier(mask.seqlen_q, kGranuleRows);
   const auto per_key = static_cast<std::size_t>(layout.words_per_key);
@@ -292,6 +341,26 @@ void build_plan(const MaskView& mask, std::span<std::byte> buffer) {
     for (const RowTiles& tiles : {row_tiles(layout, 2), row_tiles(layout, 3)})
       order_row_tiles(layout, tiles, m, row_live, buffer);
   }
+  if (layout.has_bits()) write_bits(mask, layout, buffer);
+}
+
+int64_t most_bit_tiles(const MaskView& mask, Device device) {
+  if (device.kind == Device::Kind::kCpu || !mask.column_ptr) return kNoBits;
+  const PlanLayout layout = plan_layout(mask);
+  int64_t blocks_of_row = layout.key_blocks;
+  if (!mask.has_positions && mask.diagonal_lo != INT32_MIN && mask.diagonal_hi != INT32_MAX) {
+    // A granule's rows see at most so many neighbouring keys.
+    const int64_t width = std::max<int64_t>(int64_t{mask.diagonal_hi} - mask.diagonal_lo + kGranuleRows, 0);
+    blocks_of_row = std::min(blocks_of_row, width / kGranuleKeys + 2);
+  }
+  return layout.batch * layout.heads * layout.row_granules * blocks_of_row;
+}
+
+PlanLayout plan_layout(const MaskView& mask, Device device, std::size_t bytes) {
+  const int64_t most = most_bit_tiles(mask, device);
+  if (most == kNoBits) return plan_layout(mask);
+  const int64_t room = static_cast<int64_t>(bytes) - plan_layout(mask, int64_t{0}).bytes;
+  return plan_layout(mask, std::clamp<int64_t>(room / kBitTileBytes, 0, most));
 }
 
 void make_full_tiles_partial(std::span<std::byte> buffer, const PlanLayout& layout) {

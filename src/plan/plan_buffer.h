@@ -11,9 +11,16 @@
 namespace flashmask {
 
 /// The layout of a mask's plan, from its shapes.
-inline PlanLayout plan_layout(const MaskView& mask) {
-  return {mask.seqlen_q, mask.seqlen_k, mask.batch(), mask.heads()};
+inline PlanLayout plan_layout(const MaskView& mask, int64_t bit_tiles = kNoBits) {
+  return {mask.seqlen_q, mask.seqlen_k, mask.batch(), mask.heads(), bit_tiles};
 }
+/// The layout of the plan that a call on `device` makes.
+inline PlanLayout plan_layout(const MaskView& mask, Device device) {
+  return plan_layout(mask, most_bit_tiles(mask, device));
+}
+/// The layout of a plan on `device` in a buffer of so many bytes: with bits as many tiles as there is room for, up to
+/// most_bit_tiles().
+PlanLayout plan_layout(const MaskView& mask, Device device, std::size_t bytes);
 
 /// Throws kInvalidArgument, naming the argument, unless a plan of this layout can be written to `buffer`.
 inline void check_plan_buffer(const char* argument, std::span<const std::byte> buffer, const PlanLayout& layout) {

@@ -88,33 +88,72 @@ TEST(AttentionByLists, ForwardInSplitsReadsThem) {
   }
 }
 
-TEST(AttentionByLists, CudaRefusesThemByName) {
+TEST(AttentionByLists, ListsElsewhereAreRefusedByName) {
   const Device device{Device::Kind::kCuda, 0};
   const MaskParts parts{.seqlen_q = 9, .seqlen_k = 1, .column_ptr = {0, 3}, .intervals = {1, 2, 3, 4, 5, 6}};
-  const auto refused = [](auto&& call) {
-    expect_error(ErrorCode::kUnsupported,
-                 {"interval lists (more than two hidden intervals in a column)", "CUDA device 0",
-                  "backend 'cpu' takes them, in host memory"},
-                 call);
-  };
   Call<float> call({.seqlen_q = 9, .seqlen_k = 1});
   call.mask = Mask(parts);
   ForwardArgs args = call.forward_args();
   for (TensorView* t : {&args.q, &args.k, &args.v, &args.out, &args.lse}) t->device = device;
-  refused([&] { forward_workspace(args, {}); });
-  refused([&] { build_plan(call.mask->view(), {}, device, nullptr); });
-  // The lists themselves on the device.
+  expect_invalid({"the mask's interval lists are on the CPU and q on CUDA device 0", "(from_interval_lists)"},
+                 [&] { forward_workspace(args, {}); });
+  expect_invalid({"the mask's interval lists are on the CPU and the plan is to be on CUDA device 0"},
+                 [&] { build_plan(call.mask->view(), {}, device, nullptr); });
+  expect_invalid({"the mask's interval lists are on the CPU and the plan is to be on CUDA device 0"},
+                 [&] { count_bit_tiles(call.mask->view(), {}, device); });
+}
+
+TEST(AttentionByLists, PlansOnADeviceHaveBits) {
+  const Device device{Device::Kind::kCuda, 0};
+  std::vector<int32_t> column_ptr{0, 3}, intervals{1, 2, 3, 4, 5, 6};
+  TensorView ptr = TensorView::contiguous(column_ptr.data(), DataType::kInt32, {1, 1, 2}),
+             listed = TensorView::contiguous(intervals.data(), DataType::kInt32, {3, 2});
+  ptr.device = listed.device = device;
+  Call<float> call({.seqlen_q = 9, .seqlen_k = 1});
+  call.mask = from_interval_lists(ptr, listed, 9);
+  ForwardArgs args = call.forward_args();
+  for (TensorView* t : {&args.q, &args.k, &args.v, &args.out, &args.lse}) t->device = device;
+  std::vector<uint64_t> words(1024);
+  const PlanLayout without(9, 1, 1, 1), with(9, 1, 1, 1, 1);
+  const std::span<const std::byte> buffer = std::as_bytes(std::span(words));
+  args.plan = PlanView::on_device(without, buffer, device);
+  expect_invalid({"the plan has no bits", "count_bit_tiles"}, [&] { forward_workspace(args, {}); });
+  args.plan = PlanView::on_device(with, buffer, device);
+  const Explanation explanation = explain(args, {});
+  ASSERT_EQ(explanation.features.size(), 1u);
+  EXPECT_EQ(explanation.features[0],
+            "interval lists: a plan of " + std::to_string(with.bytes) + " bytes, 1024 of them bits of partial tiles");
+  call.mask = Mask({.seqlen_q = 9, .seqlen_k = 1});
+  args.mask = call.mask;
+  expect_invalid({"the plan has bits, and the mask no interval lists"}, [&] { forward_workspace(args, {}); });
+}
+
+TEST(AttentionByLists, BytesOfPlansOnADevice) {
   fm_mask mask{};
   mask.struct_size = sizeof(mask);
-  mask.seqlen_q = 9;
-  mask.seqlen_k = 1;
-  mask.column_ptr = {.data = nullptr, .dtype = FM_INT32, .ndim = 3, .shape = {1, 1, 2}, .stride = {2, 2, 1}};
-  mask.intervals = {.data = nullptr, .dtype = FM_INT32, .ndim = 2, .shape = {3, 2}, .stride = {2, 1}};
-  fm_options options{};
-  options.struct_size = sizeof(options);
-  options.device = 1;
-  EXPECT_EQ(fm_plan_build(&mask, nullptr, 0, &options), FM_UNSUPPORTED);
-  EXPECT_NE(std::string(fm_last_error()).find("interval lists"), std::string::npos) << fm_last_error();
+  mask.seqlen_q = 1000;
+  mask.seqlen_k = 500;
+  std::size_t most = 0, scratch = 0, bytes = 0;
+  ASSERT_EQ(fm_plan_bytes(&mask, &bytes), FM_OK);
+  ASSERT_EQ(fm_plan_device_bytes(&mask, &most, &scratch), FM_OK) << fm_last_error();
+  EXPECT_EQ(most, bytes);
+  EXPECT_EQ(scratch, bytes);
+  std::vector<int32_t> column_ptr(501), intervals{1, 2};
+  mask.column_ptr = {
+      .data = column_ptr.data(), .dtype = FM_INT32, .ndim = 3, .shape = {1, 1, 501}, .stride = {501, 501, 1}};
+  mask.intervals = {.data = intervals.data(), .dtype = FM_INT32, .ndim = 2, .shape = {1, 2}, .stride = {2, 1}};
+  ASSERT_EQ(fm_plan_device_bytes(&mask, &most, &scratch), FM_OK) << fm_last_error();
+  EXPECT_EQ(static_cast<int64_t>(scratch), PlanLayout(1000, 500, 1, 1, 0).bytes);
+  EXPECT_EQ(most, scratch + 16 * 4 * 1024);
+  // Within a window rows see few key blocks.
+  mask.flags = FM_HAS_WINDOW;
+  mask.window_left = 60;
+  ASSERT_EQ(fm_plan_device_bytes(&mask, &most, &scratch), FM_OK) << fm_last_error();
+  EXPECT_EQ(most, scratch + 16 * 2 * 1024);
+  // In host memory a plan has none.
+  std::size_t counted = 0;
+  ASSERT_EQ(fm_plan_count_bytes(&mask, nullptr, 0, nullptr, &counted), FM_OK) << fm_last_error();
+  EXPECT_EQ(counted, bytes);
 }
 
 TEST(AttentionByLists, AnotherPlanIsRefused) {

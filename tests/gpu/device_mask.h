@@ -75,7 +75,9 @@ class DeviceMask {
         vectors_(interleaved(mask)),
         blocks_(copy_of(mask.block_mask())),
         q_pos_(copy_of(mask.q_pos())),
-        k_pos_(copy_of(mask.k_pos())) {
+        k_pos_(copy_of(mask.k_pos())),
+        column_ptr_(copy_of(mask.column_ptr())),
+        intervals_(copy_of(mask.intervals())) {
     const auto* base = reinterpret_cast<const int32_t*>(vectors_.data());
     int64_t n = 0;
     for (const int32_t** vector : {&view_.lts, &view_.lte, &view_.uts, &view_.ute}) {
@@ -85,6 +87,8 @@ class DeviceMask {
     if (view_.block_mask) view_.block_mask = reinterpret_cast<const uint8_t*>(blocks_.data());
     if (view_.q_pos) view_.q_pos = reinterpret_cast<const int32_t*>(q_pos_.data());
     if (view_.k_pos) view_.k_pos = reinterpret_cast<const int32_t*>(k_pos_.data());
+    if (view_.column_ptr) view_.column_ptr = reinterpret_cast<const int32_t*>(column_ptr_.data());
+    if (view_.intervals) view_.intervals = reinterpret_cast<const int32_t*>(intervals_.data());
     view_.content_hash = 0;
     view_.device = {Device::Kind::kCuda, 0};
   }
@@ -125,7 +129,7 @@ class DeviceMask {
 
   MaskView view_;
   int64_t stride_;
-  DeviceBytes vectors_, blocks_, q_pos_, k_pos_;
+  DeviceBytes vectors_, blocks_, q_pos_, k_pos_, column_ptr_, intervals_;
 };
 
 }  // namespace flashmask::test

@@ -230,6 +230,47 @@ TEST(IntervalLists, IntersectAndConcatenateAreExact) {
   }
 }
 
+TEST(IntervalLists, AreReadFromTensors) {
+  Random random(11);
+  MaskParts parts = random_parts(random, ColumnKind::kLists, 50, 40, 2, 2);
+  parts.band = Band::none();
+  parts.q_offset.reset();
+  const Mask expected(parts);
+  ASSERT_TRUE(expected.has_interval_lists());
+  // Every second element of wider rows.
+  std::vector<int32_t> wide;
+  for (const int32_t row : parts.intervals) wide.insert(wide.end(), {row, -1});
+  const auto count = static_cast<int64_t>(parts.intervals.size() / 2);
+  TensorView ptr = TensorView::contiguous(parts.column_ptr.data(), DataType::kInt32, {2, 2, 41}),
+             intervals = TensorView::contiguous(wide.data(), DataType::kInt32, {count, 2});
+  intervals.stride[0] = 4;
+  intervals.stride[1] = 2;
+  const Mask mask = from_interval_lists(ptr, intervals, 50);
+  EXPECT_EQ(mask.view().content_hash, expected.view().content_hash);
+  EXPECT_TRUE(std::ranges::equal(mask.intervals(), expected.intervals()));
+  // A device's are borrowed as they are.
+  const Device device{Device::Kind::kCuda, 1};
+  ptr.device = device;
+  expect_invalid({"column_ptr is on CUDA device 1 and intervals on the CPU"},
+                 [&] { from_interval_lists(ptr, intervals, 50); });
+  intervals.device = device;
+  expect_invalid({"intervals is on CUDA device 1 and not contiguous"},
+                 [&] { from_interval_lists(ptr, intervals, 50); });
+  intervals = TensorView::contiguous(parts.intervals.data(), DataType::kInt32, {count, 2});
+  intervals.device = device;
+  const Mask borrowed = from_interval_lists(ptr, intervals, 50).with_band(Band::causal());
+  EXPECT_EQ(borrowed.view().intervals, parts.intervals.data());
+  EXPECT_EQ(borrowed.view().listed_intervals, count);
+  EXPECT_EQ(borrowed.device(), device);
+  EXPECT_TRUE(borrowed.has_interval_lists());
+  expect_invalid({"Mask::column_ptr", "CUDA device 1"}, [&] { borrowed.column_ptr(); });
+  expect_invalid({"Mask::num_intervals", "CUDA device 1"}, [&] { borrowed.num_intervals(); });
+  expect_invalid({"column_ptr is float32"}, [&] {
+    from_interval_lists(TensorView::contiguous(nullptr, DataType::kFloat32, {1, 1, 2}), intervals, 50);
+  });
+  expect_invalid({"column_ptr is", "[batch, heads, seqlen_k + 1]"}, [&] { from_interval_lists({}, intervals, 50); });
+}
+
 TEST(IntervalLists, WrongOnesAreRefused) {
   const auto refused = [](const MaskParts& parts, std::initializer_list<std::string> words) {
     expect_invalid(words, [&] { Mask{parts}; });

@@ -9,6 +9,7 @@
 #include "flashmask/builders.h"
 #include "flashmask/plan.h"
 #include "support/cpu_time.h"
+#include "support/expect_error.h"
 #include "support/extent.h"
 #include "support/random_masks.h"
 
@@ -63,21 +64,27 @@ TEST(Size, PlanOfOddLengthsStaysLinearBeyondTheTiles) {
 TEST(Size, LayoutPartsDoNotOverlap) {
   Random random(2);
   for (int n = 0; n < 500; ++n) {
-    const PlanLayout l(random.integer(0, 5000), random.integer(0, 5000), random.integer(1, 3), random.integer(1, 3));
+    const PlanLayout l(random.integer(0, 5000), random.integer(0, 5000), random.integer(1, 3), random.integer(1, 3),
+                       random.integer(-1, 5));
     const int64_t masks = l.batch * l.heads;
-    const std::pair<int64_t, int64_t> parts[] = {{l.row_live_bits, masks * l.row_granules * l.words_per_row * 8},
-                                                 {l.row_full_bits, masks * l.row_granules * l.words_per_row * 8},
-                                                 {l.key_live_bits, masks * l.key_blocks * l.words_per_key * 8},
-                                                 {l.key_full_bits, masks * l.key_blocks * l.words_per_key * 8},
-                                                 {l.row_counts, masks * l.row_granules * 4},
-                                                 {l.key_counts, masks * l.key_blocks * 4},
-                                                 {l.key_order, masks * l.key_blocks * 4},
-                                                 {l.row_tile_counts_128, masks * l.row_tiles_128 * 4},
-                                                 {l.row_tile_order_128, masks * l.row_tiles_128 * 4},
-                                                 {l.row_tile_counts_192, masks * l.row_tiles_192 * 4},
-                                                 {l.row_tile_order_192, masks * l.row_tiles_192 * 4},
-                                                 {l.scratch, masks * l.key_blocks * 8},
-                                                 {l.extents(), l.batch * 8}};
+    std::vector<std::pair<int64_t, int64_t>> parts{{l.row_live_bits, masks * l.row_granules * l.words_per_row * 8},
+                                                   {l.row_full_bits, masks * l.row_granules * l.words_per_row * 8},
+                                                   {l.key_live_bits, masks * l.key_blocks * l.words_per_key * 8},
+                                                   {l.key_full_bits, masks * l.key_blocks * l.words_per_key * 8},
+                                                   {l.row_counts, masks * l.row_granules * 4},
+                                                   {l.key_counts, masks * l.key_blocks * 4},
+                                                   {l.key_order, masks * l.key_blocks * 4},
+                                                   {l.row_tile_counts_128, masks * l.row_tiles_128 * 4},
+                                                   {l.row_tile_order_128, masks * l.row_tiles_128 * 4},
+                                                   {l.row_tile_counts_192, masks * l.row_tiles_192 * 4},
+                                                   {l.row_tile_order_192, masks * l.row_tiles_192 * 4},
+                                                   {l.scratch, masks * l.key_blocks * 8},
+                                                   {l.extents(), l.batch * 8}};
+    if (l.has_bits()) {
+      parts.insert(parts.end(), {{l.ascending_lists, masks * l.key_blocks * 16},
+                                 {l.tiles_before, (masks * l.row_granules * l.words_per_row * 2 + 1) * 4},
+                                 {l.tile_bits, l.bit_tiles * 1024}});
+    }
     int64_t end = 48;  // the header
     for (const auto& [begin, bytes] : parts) {
       ASSERT_EQ(begin % 8, 0);
@@ -86,6 +93,13 @@ TEST(Size, LayoutPartsDoNotOverlap) {
     }
     ASSERT_LE(end, l.bytes);
   }
+}
+
+TEST(Size, BitTilesAreLimited) {
+  EXPECT_EQ(PlanLayout(1, 1, 1, 1, 1000).bytes - PlanLayout(1, 1, 1, 1, 0).bytes, 1000 * 1024);
+  expect_invalid({"seqlen_q 1048576", "has more than 1099511627776 bytes", "at most 1099511627776 (1 TiB)"},
+                 [] { PlanLayout(kMillion, kMillion, 1, 1, (int64_t{1} << 30) + 1); });
+  expect_invalid({"at most 1099511627776 (1 TiB)"}, [] { PlanLayout(kMillion, kMillion, 1, 1, int64_t{1} << 30); });
 }
 
 TEST(Size, MaskHoldsAtMost64BytesForAKeyBesideItsLists) {

@@ -147,6 +147,31 @@ TEST(OnTheHost, HardCases) {
   }
 }
 
+/// Masks of interval lists, whose tiles' elements come from the plan's bits.
+constexpr std::string_view kListCases[] = {
+    "family=random_matrix seed=1 batch=2 seqlen_q=193 seqlen_k=321 heads_q=4 heads_kv=2 head_dim=64 head_dim_v=64 "
+    "dtype=bfloat16 mask_heads=q mask_batch=batch block_mask=each layout=bhsd dout=normal dlse=yes plan=yes sink=own",
+    "family=random_matrix seed=2 batch=2 seqlen_q=300 seqlen_k=129 heads_q=4 heads_kv=2 head_dim=128 head_dim_v=128 "
+    "dtype=float16 mask_heads=kv mask_batch=1 block_mask=none layout=bshd dout=normal dlse=no plan=no positions=each",
+    "family=random_matrix seed=3 batch=1 seqlen_q=65 seqlen_k=300 heads_q=2 heads_kv=2 head_dim=256 head_dim_v=256 "
+    "dtype=bfloat16 mask_heads=1 mask_batch=1 block_mask=none layout=aligned dout=normal dlse=no plan=yes "
+    "softcap=8.5 dropout=0.3",
+    "family=dilated seed=4 batch=1 seqlen_q=391 seqlen_k=391 heads_q=2 heads_kv=1 head_dim=96 head_dim_v=96 "
+    "dtype=float16 mask_heads=1 mask_batch=1 block_mask=none layout=bshd dout=normal dlse=yes plan=no window=100,3",
+    "family=neighborhood_2d seed=5 batch=1 seqlen_q=400 seqlen_k=400 heads_q=2 heads_kv=1 head_dim=40 head_dim_v=24 "
+    "dtype=bfloat16 mask_heads=1 mask_batch=1 block_mask=none layout=bshd dout=normal dlse=no plan=yes partial=yes",
+};
+
+TEST(OnTheHost, IntervalLists) {
+  for (const std::string_view line : kListCases) {
+    const Case c = verify::parse_case(line);
+    EXPECT_TRUE(verify::make_mask(c).has_interval_lists()) << line;
+    const verify::Verdict verdict = run_case(c, options());
+    EXPECT_EQ(verdict.skipped, "");
+    EXPECT_TRUE(verdict.passed()) << failures_of(c, verdict);
+  }
+}
+
 TEST(OnTheHost, WithoutBankConflicts) {
   for (const HeadDims dims : head_dims()) {
     simt::drain_launches();

@@ -24,7 +24,7 @@ enum class ColumnKind {
   kSparseHoles,   ///< a short hidden run in a few columns, most of them wholly visible
   kAlmostHidden,  ///< only a short visible run in a few columns
   kSomeOfFour,    ///< a random choice of the four vectors is present
-  kLists,         ///< interval lists of up to eight, in any order; CPUs alone take them, so not among kAllColumnKinds
+  kLists,  ///< interval lists of up to eight, in any order; a kind of mask of its own, so not among kAllColumnKinds
 };
 inline constexpr ColumnKind kAllColumnKinds[] = {
     ColumnKind::kNone,    ColumnKind::kDocuments,   ColumnKind::kEviction,     ColumnKind::kFourBounds,

@@ -71,11 +71,15 @@ TensorView DeviceTensor::view(int64_t count) const {
 }
 
 DeviceMask::DeviceMask(const Mask& host) : mask_(without_contents(host)) {
-  if (host.has_interval_lists())
-    throw Error(ErrorCode::kUnsupported,
-                "the mask has interval lists (more than two hidden intervals in a column), "
-                "which CUDA does not take; backend 'cpu' does");
   const MaskView& view = host.view();
+  if (host.has_interval_lists()) {
+    column_ptr_.emplace(std::as_bytes(host.column_ptr()));
+    intervals_.emplace(std::as_bytes(host.intervals()));
+    mask_ = from_interval_lists(
+                on_device(*column_ptr_, DataType::kInt32, {view.bounds_batch, view.bounds_heads, view.seqlen_k + 1}),
+                on_device(*intervals_, DataType::kInt32, {view.listed_intervals, 2}), view.seqlen_q, q_offset_of(host))
+                .with_band(host.band());
+  }
   if (const Form form = form_of(host); !form.vectors.empty()) {
     std::vector<int32_t> interleaved;
     for (std::size_t at = 0; at < form.vectors[0].size(); ++at) {
@@ -101,12 +105,24 @@ DeviceMask::DeviceMask(const Mask& host) : mask_(without_contents(host)) {
       *blocks_, DataType::kUInt8, {view.block_batch, view.block_heads, blocks(view.seqlen_q), blocks(view.seqlen_k)}));
 }
 
-DevicePlan::DevicePlan(const Mask& mask)
-    : memory_(std::vector<std::byte>(
-          static_cast<std::size_t>(PlanLayout(mask.seqlen_q(), mask.seqlen_k(), mask.batch(), mask.heads()).bytes),
-          PoisonedBytes::kPoison)) {
-  view_ = PlanView::on_device(PlanLayout(mask.seqlen_q(), mask.seqlen_k(), mask.batch(), mask.heads()), memory_.bytes(),
-                              kDevice);
+namespace {
+
+/// The layout of a mask's plan on the device, with room for as many bit tiles as the mask has.
+PlanLayout plan_layout_of(const Mask& mask) {
+  const auto layout = [&](int64_t bit_tiles) {
+    return PlanLayout(mask.seqlen_q(), mask.seqlen_k(), mask.batch(), mask.heads(), bit_tiles);
+  };
+  if (!mask.has_interval_lists()) return layout(kNoBits);
+  const DeviceMemory scratch(static_cast<std::size_t>(layout(0).bytes));
+  return layout(count_bit_tiles(mask.view(), scratch.bytes(), kDevice));
 }
+
+}  // namespace
+
+DevicePlan::DevicePlan(const Mask& mask) : DevicePlan(plan_layout_of(mask)) {}
+
+DevicePlan::DevicePlan(const PlanLayout& layout)
+    : memory_(std::vector<std::byte>(static_cast<std::size_t>(layout.bytes), PoisonedBytes::kPoison)),
+      view_(PlanView::on_device(layout, memory_.bytes(), kDevice)) {}
 
 }  // namespace flashmask::numerics

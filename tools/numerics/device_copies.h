@@ -29,27 +29,29 @@ class DeviceTensor {
 };
 
 /// A mask whose contents are on the device, with its memory: the startend_row_indices of the smallest form that has the
-/// vectors, interleaved as FlashMask has them, the block mask and the positions.
+/// vectors, interleaved as FlashMask has them, or the interval lists, the block mask and the positions.
 class DeviceMask {
  public:
   explicit DeviceMask(const Mask& host);
   const Mask& mask() const { return mask_; }
 
  private:
-  std::optional<DeviceMemory> indices_, blocks_, q_pos_, k_pos_;
+  std::optional<DeviceMemory> indices_, blocks_, q_pos_, k_pos_, column_ptr_, intervals_;
   Mask mask_;
 };
 
 /// A plan on the device.
 class DevicePlan {
  public:
-  /// Takes the memory for a plan of `mask`.
+  /// Takes the memory for a plan of `mask`, whose interval lists, if it has them, are on the device and are read.
   explicit DevicePlan(const Mask& mask);
   /// Builds it, of `mask` as the call computes with it, without waiting for the device.
   void build(const Mask& mask) { build_plan(mask.view(), memory_.bytes(), kDevice); }
   const PlanView& view() const { return view_; }
 
  private:
+  explicit DevicePlan(const PlanLayout& layout);
+
   DeviceMemory memory_;
   PlanView view_;
 };

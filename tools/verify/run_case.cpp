@@ -152,10 +152,6 @@ class CaseRun {
 
   /// True if the device's backend takes such calls; otherwise the verdict says why not.
   bool taken() {
-    if (mask_ && mask_->has_interval_lists()) {
-      verdict_.skipped = fmt::format("{}: the mask has interval lists", options_.backend);
-      return false;
-    }
     const DeviceTensors tensors(problem_, Outputs(c_));
     const std::optional<DeviceMask> mask = mask_ ? std::optional<DeviceMask>(*mask_) : std::nullopt;
     AttentionInputs inputs;

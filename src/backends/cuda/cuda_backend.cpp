@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "backends/cuda/plan/device_plan.h"
 #include "call/backend.h"
 #include "common/message.h"
+#include "plan/plan_buffer.h"
 
 namespace flashmask {
 namespace {
@@ -37,6 +39,8 @@ class CudaBackend final : public Backend {
   void append(const AppendProblem& problem) const override;
   std::vector<KernelInfo> kernels() const override;
   void build_plan(const MaskView& mask, std::span<std::byte> buffer, const Device& device, void* stream) const override;
+  int64_t count_bit_tiles(const MaskView& mask, std::span<std::byte> scratch, const Device& device,
+                          void* stream) const override;
   bool is_plan_of(const MaskView& mask, const PlanView& plan, std::span<std::byte> scratch,
                   void* stream) const override;
   void build_vectors(const build::Arguments& arguments, const build::Output& output,
@@ -60,7 +64,10 @@ BackendInfo CudaBackend::info() const {
 }
 
 std::vector<KernelInfo> CudaBackend::kernels() const {
-  std::vector<KernelInfo> all = cuda::plan_kernels(/*has_positions=*/true);
+  std::vector<KernelInfo> all = cuda::plan_kernels({.lists = false, .positions = true});
+  for (const KernelInfo& kernel : cuda::plan_kernels({.lists = true, .positions = false})) {
+    if (std::ranges::find(all, kernel.id, &KernelInfo::id) == all.end()) all.push_back(kernel);
+  }
   for (const std::vector<KernelInfo>& more :
        {cuda::work_plan_kernels(), cuda::append_kernels(), cuda::dense_extent_kernels()})
     all.insert(all.end(), more.begin(), more.end());
@@ -115,16 +122,53 @@ void CudaBackend::append(const AppendProblem& problem) const {
   cuda::launch_append(problem);
 }
 
+/// Reads the number of tiles of a plan with bits. Waits for the stream.
+int64_t read_bit_tiles(const PlanLayout& layout, const std::byte* plan, cudaStream_t stream) {
+  int32_t tiles = 0;
+  const int64_t words = layout.batch * layout.heads * layout.row_granules * layout.words_per_row * 2;
+  const std::byte* const at = plan + layout.tiles_before + words * static_cast<int64_t>(sizeof(tiles));
+  cuda::check(cudaMemcpyAsync(&tiles, at, sizeof(tiles), cudaMemcpyDeviceToHost, stream),
+              "cudaMemcpyAsync of the number of bit tiles");
+  cuda::check(cudaStreamSynchronize(stream), "the plan's kernels");
+  return tiles;
+}
+
 void CudaBackend::build_plan(const MaskView& mask, std::span<std::byte> buffer, const Device& device,
                              void* stream) const {
   require_usable(device.index);
   const cuda::DeviceGuard guard(device.index);
-  cuda::launch_plan(mask, buffer.data(), static_cast<cudaStream_t>(stream));
+  const auto on = static_cast<cudaStream_t>(stream);
+  const PlanLayout layout = plan_layout(mask, device, buffer.size());
+  const int64_t most = most_bit_tiles(mask, device);
+  const auto refuse = [&](const auto&... why) {
+    throw_invalid("plan buffer has ", buffer.size(), " bytes, room for ", layout.bit_tiles,
+                  " bit tiles (128 keys x 64 rows, ", kBitTileBytes, " bytes) of a mask with interval lists; ", why...);
+  };
+  if (layout.bit_tiles < most) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    cuda::check(cudaStreamIsCapturing(on, &status), "cudaStreamIsCapturing");
+    if (status != cudaStreamCaptureStatusNone)
+      refuse("while a graph is captured it needs ", plan_layout(mask, most).bytes, ", room for all that there can be");
+  }
+  cuda::launch_plan(mask, layout, buffer.data(), on);
+  if (layout.bit_tiles >= most) return;
+  if (const int64_t tiles = read_bit_tiles(layout, buffer.data(), on); tiles > layout.bit_tiles)
+    refuse("its contents have ", tiles, ": it needs ", plan_layout(mask, tiles).bytes);
+}
+
+int64_t CudaBackend::count_bit_tiles(const MaskView& mask, std::span<std::byte> scratch, const Device& device,
+                                     void* stream) const {
+  require_usable(device.index);
+  const cuda::DeviceGuard guard(device.index);
+  const auto on = static_cast<cudaStream_t>(stream);
+  const PlanLayout layout = plan_layout(mask, int64_t{0});
+  cuda::launch_plan(mask, layout, scratch.data(), on);
+  return read_bit_tiles(layout, scratch.data(), on);
 }
 
 bool CudaBackend::is_plan_of(const MaskView& mask, const PlanView& plan, std::span<std::byte> scratch,
                              void* stream) const {
-  build_plan(mask, scratch, plan.device(), stream);
+  build_plan(mask, scratch.first(static_cast<std::size_t>(plan.layout().bytes)), plan.device(), stream);
   const cuda::DeviceGuard guard(plan.device().index);
   const auto on = static_cast<cudaStream_t>(stream);
   // Before the bits comes a header with the shapes and the hash of the contents.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <vector_types.h>
+
 #include <cstdint>
 
 #include "flashmask/visible_extent.h"
@@ -26,7 +28,8 @@ struct PerHead {
 #endif
 };
 
-/// The element masks: the column vectors of the first one. Strides in elements.
+/// The element masks: the column vectors of the first one. Strides in elements; of bit tiles in words of the plan's
+/// bits.
 struct MaskColumns {
   rules::Columns first;
   PerHead place;
@@ -36,6 +39,7 @@ struct MaskColumns {
 enum class ElementMask : int32_t {
   kBand,     ///< the band alone
   kColumns,  ///< the band and the column vectors, and positions where a kernel has them
+  kBits,     ///< the plan's bit tiles, which say all
   kDense,    ///< baseline mode: a dense matrix, and no band
 };
 
@@ -60,6 +64,18 @@ struct KeyPlanBits {
   int32_t row_granules;
   uint32_t mask_heads;  ///< heads of the plan's masks [batch or 1, mask_heads]
   Sharing sharing;
+};
+
+/// The plan's bit tiles, of a mask with interval lists; see PlanLayout and find_tile.
+struct BitTiles {
+  static constexpr int32_t kKeys = 128;
+  const uint32_t* row_live;  ///< null: there are none
+  const uint32_t* row_full;
+  const int32_t* before;  ///< tiles before those of 32 key blocks of a row granule
+  const uint2* rows_of_keys;
+  int32_t words_per_row, row_granules;
+
+  FLASHMASK_RULE bool is_set() const { return row_live != nullptr; }
 };
 
 /// How far each batch entry's visible elements reach: rows and keys past that count as zeros.

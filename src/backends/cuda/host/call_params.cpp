@@ -25,7 +25,7 @@ struct PlanParts {
   PlanLayout layout;
 
   explicit PlanParts(const Problem& p)
-      : base(p.plan.data()), layout(p.plan.defined() ? p.plan.layout() : plan_layout(p.mask)) {}
+      : base(p.plan.data()), layout(p.plan.defined() ? p.plan.layout() : plan_layout(p.mask, p.device)) {}
   template <typename T>
   const T* at(int64_t offset) const {
     return base ? reinterpret_cast<const T*>(base + offset) : nullptr;
@@ -88,6 +88,11 @@ int64_t most_ctas(const Problem& p) {
 
 MaskColumns mask_columns(const Problem& p) {
   const MaskView& mask = p.mask;
+  if (mask.column_ptr) {
+    const PlanLayout layout = plan_layout(mask);
+    const int64_t of_head = layout.row_granules * 2 * layout.words_per_row;
+    return {{}, {sharing(p, mask.batch(), mask.heads()), mask.heads() * of_head, of_head}};
+  }
   const int64_t of_head = mask.seqlen_k * mask.bounds_stride;
   return {columns(mask, 0, 0),
           {sharing(p, mask.bounds_batch, mask.bounds_heads), mask.bounds_heads * of_head, of_head}};
@@ -105,6 +110,7 @@ DenseMask dense_mask(const Problem& p) {
 ElementMask element_mask(const Problem& p) {
   if (p.dense.defined()) return ElementMask::kDense;
   const MaskView& mask = p.mask;
+  if (mask.column_ptr) return ElementMask::kBits;
   const bool has_vectors = mask.lts || mask.lte || mask.uts || mask.ute;
   return has_vectors || compares_positions(mask) ? ElementMask::kColumns : ElementMask::kBand;
 }
@@ -135,6 +141,18 @@ KeyPlanBits key_plan_bits(const Problem& p) {
           .row_granules = static_cast<int32_t>(layout.row_granules),
           .mask_heads = static_cast<uint32_t>(p.mask.heads()),
           .sharing = sharing(p, p.mask.batch(), p.mask.heads())};
+}
+
+BitTiles bit_tiles(const Problem& p) {
+  if (!p.mask.column_ptr) return {};
+  const PlanParts plan(p);
+  const PlanLayout& layout = plan.layout;
+  return {.row_live = plan.at<uint32_t>(layout.row_live_bits),
+          .row_full = plan.at<uint32_t>(layout.row_full_bits),
+          .before = plan.at<int32_t>(layout.tiles_before),
+          .rows_of_keys = plan.at<uint2>(layout.tile_bits),
+          .words_per_row = static_cast<int32_t>(2 * layout.words_per_row),
+          .row_granules = static_cast<int32_t>(layout.row_granules)};
 }
 
 VisibleExtents visible_extents(const Problem& p) {
@@ -201,6 +219,7 @@ FeatureParams feature_params(const Problem& p) {
   const uint32_t threshold = dropout::threshold_of(asked.dropout.p);
   params.dropout = {threshold, static_cast<float>(dropout::scale_of(threshold)), asked.dropout.state};
   const MaskView& mask = p.mask;
+  if (mask.column_ptr) return params;  // bit tiles have what positions hide
   params.positions = {position_band(mask, 0), mask.q_pos_batch > 1 ? mask.seqlen_q : 0,
                       mask.k_pos_batch > 1 ? mask.seqlen_k : 0};
   return params;

@@ -52,6 +52,9 @@ RowPlanBits row_plan_bits(const Problem& p, int tile_rows);
 /// The plan's bits for the backward's kernels.
 KeyPlanBits key_plan_bits(const Problem& p);
 
+/// The plan's bit tiles; unset without interval lists.
+BitTiles bit_tiles(const Problem& p);
+
 /// The plan's extents.
 VisibleExtents visible_extents(const Problem& p);
 

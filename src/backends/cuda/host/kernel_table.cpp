@@ -11,7 +11,7 @@ Variant asked_variant(const Problem& p) {
           .scores = !has_product_scores(p),
           .dropout = p.features.dropout.p != 0,
           .sink = p.features.sink.defined(),
-          .positions = compares_positions(p.mask),
+          .positions = compares_positions(p.mask) && !p.mask.column_ptr,  // bit tiles have what these hide
           .partial = p.features.partial_out};
 }
 

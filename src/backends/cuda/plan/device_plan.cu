@@ -5,8 +5,10 @@
 
 #include "backends/cuda/host/kernel_info.h"
 #include "backends/cuda/host/launch_chain.h"
+#include "backends/cuda/plan/bit_tiles.cuh"
 #include "backends/cuda/plan/classify.cuh"
 #include "backends/cuda/plan/extents.cuh"
+#include "backends/cuda/plan/lists.cuh"
 #include "backends/cuda/plan/params.cuh"
 #include "backends/cuda/plan/positions.cuh"
 #include "backends/cuda/plan/rank.cuh"
@@ -15,6 +17,7 @@
 #include "common/message.h"
 #include "mask/content_hash.h"
 #include "mask/host_only.h"
+#include "plan/plan_buffer.h"
 
 // The kernels, with names of their own for profilers and for whatever reads the library's code; see KernelInfo.
 using PlanParams = flashmask::cuda::plan::Params;
@@ -22,6 +25,16 @@ using PlanParams = flashmask::cuda::plan::Params;
 extern "C" __global__ void __launch_bounds__(flashmask::cuda::plan::kClassifyThreads)
     flashmask_sm90_plan_classify(const __grid_constant__ PlanParams p) {
   flashmask::cuda::plan::classify(p);
+}
+
+extern "C" __global__ void __launch_bounds__(flashmask::cuda::plan::kListThreads)
+    flashmask_sm90_plan_lists(const __grid_constant__ PlanParams p) {
+  flashmask::cuda::plan::read_lists(p);
+}
+
+extern "C" __global__ void __launch_bounds__(flashmask::cuda::plan::kListThreads)
+    flashmask_sm90_plan_classify_lists(const __grid_constant__ PlanParams p) {
+  flashmask::cuda::plan::classify_lists(p);
 }
 
 extern "C" __global__ void __launch_bounds__(flashmask::cuda::plan::kPositionThreads)
@@ -47,16 +60,30 @@ extern "C" __global__ void __launch_bounds__(flashmask::cuda::plan::kExtentThrea
   flashmask::cuda::plan::extents(p, band, blocks_per_mask, extents);
 }
 
+extern "C" __global__ void __launch_bounds__(flashmask::cuda::plan::kNumberThreads)
+    flashmask_sm90_plan_number_tiles(const __grid_constant__ PlanParams p) {
+  flashmask::cuda::plan::number_tiles(p);
+}
+
+// Half of the blocks that could be resident, or the compiler spills registers to have them all.
+extern "C" __global__ void __launch_bounds__(flashmask::cuda::plan::kListThreads, 8)
+    flashmask_sm90_plan_write_tiles(const __grid_constant__ PlanParams p,
+                                    const __grid_constant__ flashmask::cuda::plan::PositionBand band,
+                                    flashmask::VisibleExtent* extents) {
+  flashmask::cuda::plan::write_tiles(p, band, extents);
+}
+
 namespace flashmask::cuda {
 namespace {
 
 /// How many blocks each kernel has.
 struct Grids {
-  int64_t classify, bands, slices, transpose, rank_per_mask, rank, extents_per_mask, extents;
+  int64_t classify, list_words, bands, slices, transpose, rank_per_mask, rank, extents_per_mask, extents;
 
   explicit Grids(const PlanLayout& layout) {
     const int64_t masks = layout.batch * layout.heads;  // fits: PlanLayout has checked larger products
     classify = std::max<int64_t>(masks * layout.key_blocks, 1);
+    list_words = layout.has_bits() ? masks * layout.key_blocks * 2 * layout.words_per_key : 0;
     bands = ceil_div(layout.row_granules, plan::kBandRows);
     slices = ceil_div(layout.key_blocks, plan::kSliceKeys);
     transpose = masks * bands * slices;
@@ -65,13 +92,14 @@ struct Grids {
     rank = masks * rank_per_mask + 1;
     extents_per_mask = ceil_div(layout.seqlen_k, int64_t{plan::kExtentKeys});
     extents = masks * extents_per_mask;
-    for (const int64_t blocks : {masks, classify, transpose, rank}) {
+    for (const int64_t blocks : {masks, classify, list_words, transpose, rank}) {
       if (blocks <= INT32_MAX) continue;
       throw_unsupported(
           "a plan for batch ", layout.batch, ", heads ", layout.heads, ", seqlen_q ", layout.seqlen_q, " and seqlen_k ",
           layout.seqlen_k,
           " is too large to be made on the device: batch * heads * ceil(seqlen_q / 6144) * ceil(seqlen_k / ",
-          "16384), batch * heads * ceil(seqlen_k / 128) and batch * heads * ceil(seqlen_q / 1024) must be below 2^31");
+          "16384), batch * heads * ceil(seqlen_k / 128) and batch * heads * ceil(seqlen_q / 1024) must be below 2^31",
+          layout.has_bits() ? ", and so must 2 * batch * heads * ceil(seqlen_q / 4096) * ceil(seqlen_k / 128)" : "");
     }
   }
 };
@@ -98,7 +126,10 @@ plan::PlanMask plan_mask(const MaskView& mask) {
           mask.block_heads,
           mask.block_mask,
           mask.q_pos,
-          mask.k_pos};
+          mask.k_pos,
+          mask.column_ptr,
+          mask.intervals,
+          static_cast<int32_t>(mask.listed_intervals)};
 }
 
 plan::PositionBand position_band(const MaskView& mask, const PlanLayout& layout) {
@@ -109,23 +140,36 @@ plan::PositionBand position_band(const MaskView& mask, const PlanLayout& layout)
 
 }  // namespace
 
-std::vector<KernelInfo> plan_kernels(bool has_positions) {
+std::vector<KernelInfo> plan_kernels(PlanVariant variant) {
   std::vector<KernelInfo> all;
   const auto add = [&all](const char* id, int threads) {
     all.push_back(named({.id = id, .op = "plan", .threads = threads}));
   };
-  add("sm90.plan.classify", plan::kClassifyThreads);
-  if (has_positions) add("sm90.plan.positions", plan::kPositionThreads);
+  if (variant.lists) {
+    add("sm90.plan.lists", plan::kListThreads);
+    add("sm90.plan.classify_lists", plan::kListThreads);
+  } else {
+    add("sm90.plan.classify", plan::kClassifyThreads);
+  }
+  if (variant.positions) add("sm90.plan.positions", plan::kPositionThreads);
   add("sm90.plan.transpose", plan::kTransposeThreads);
   add("sm90.plan.rank", plan::kRankThreads);
-  add("sm90.plan.extents", plan::kExtentThreads);
+  if (variant.lists) {
+    add("sm90.plan.number_tiles", plan::kNumberThreads);
+    add("sm90.plan.write_tiles", plan::kListThreads);
+  } else {
+    add("sm90.plan.extents", plan::kExtentThreads);
+  }
   return all;
 }
 
 void launch_plan(const MaskView& mask, std::byte* buffer, cudaStream_t stream) {
+  launch_plan(mask, plan_layout(mask, Device{Device::Kind::kCuda, 0}), buffer, stream);
+}
+
+void launch_plan(const MaskView& mask, const PlanLayout& layout, std::byte* buffer, cudaStream_t stream) {
   if (has_contents(mask) && mask.device.kind != Device::Kind::kCuda)
     throw_invalid("the mask's vectors are in host memory; a plan made on a CUDA device needs them there");
-  const PlanLayout layout(mask.seqlen_q, mask.seqlen_k, mask.batch(), mask.heads());
   const Grids grids(layout);
   const plan::Params params{plan_mask(mask),
                             layout,
@@ -136,13 +180,19 @@ void launch_plan(const MaskView& mask, std::byte* buffer, cudaStream_t stream) {
                             static_cast<int32_t>(layout.key_blocks),
                             sharing(layout, mask.bounds_batch, mask.bounds_heads),
                             sharing(layout, mask.block_batch, mask.block_heads)};
+  const plan::PositionBand band = position_band(mask, layout);
   auto* const extents = reinterpret_cast<VisibleExtent*>(buffer + layout.extents());
   check(cudaMemsetAsync(extents, 0, static_cast<std::size_t>(layout.batch) * sizeof(VisibleExtent), stream),
         "cudaMemsetAsync of the plan's extents");
   LaunchChain chain(stream);
-  chain.launch("launch of the plan's classification", flashmask_sm90_plan_classify, grids.classify,
-               plan::kClassifyThreads, params);
-  const plan::PositionBand band = position_band(mask, layout);
+  if (layout.has_bits()) {
+    chain.launch("launch of the plan's lists", flashmask_sm90_plan_lists, grids.classify, plan::kListThreads, params);
+    chain.launch("launch of the plan's classification", flashmask_sm90_plan_classify_lists, grids.list_words,
+                 plan::kListThreads, params);
+  } else {
+    chain.launch("launch of the plan's classification", flashmask_sm90_plan_classify, grids.classify,
+                 plan::kClassifyThreads, params);
+  }
   if (mask.has_positions)
     chain.launch("launch of the plan's positions", flashmask_sm90_plan_positions, grids.classify,
                  plan::kPositionThreads, params, band);
@@ -150,8 +200,15 @@ void launch_plan(const MaskView& mask, std::byte* buffer, cudaStream_t stream) {
                plan::kTransposeThreads, params, static_cast<int32_t>(grids.bands), static_cast<int32_t>(grids.slices));
   chain.launch("launch of the plan's orders", flashmask_sm90_plan_rank, grids.rank, plan::kRankThreads, params,
                static_cast<int32_t>(grids.rank_per_mask));
-  chain.launch("launch of the plan's extents", flashmask_sm90_plan_extents, grids.extents, plan::kExtentThreads, params,
-               band, static_cast<int32_t>(grids.extents_per_mask), extents);
+  if (layout.has_bits()) {
+    chain.launch("launch of the plan's numbers of tiles", flashmask_sm90_plan_number_tiles, 1, plan::kNumberThreads,
+                 params);
+    chain.launch("launch of the plan's tiles", flashmask_sm90_plan_write_tiles, grids.list_words, plan::kListThreads,
+                 params, band, extents);
+  } else {
+    chain.launch("launch of the plan's extents", flashmask_sm90_plan_extents, grids.extents, plan::kExtentThreads,
+                 params, band, static_cast<int32_t>(grids.extents_per_mask), extents);
+  }
 }
 
 }  // namespace flashmask::cuda

@@ -33,6 +33,9 @@ struct PlanMask {
   const uint8_t* block_mask;
   const int32_t* q_pos;
   const int32_t* k_pos;
+  const int32_t* column_ptr;
+  const int32_t* intervals;
+  int32_t listed_intervals;
 };
 
 /// The band over positions, and how many neighbours of the masks' batch share positions of rows, and of keys.

@@ -265,6 +265,7 @@ ScoredBackwardParams make_params(const Problem& p, const BackwardCall& call, std
   params.extents = visible_extents(p, call, workspace);
   params.mask = cuda::mask_columns(p);
   params.dense = cuda::dense_mask(p);
+  params.bits = cuda::bit_tiles(p);
   params.schedule = {.work_tiles = static_cast<uint32_t>(call.work_tiles),
                      .heads = static_cast<uint32_t>(p.batch * head_groups),
                      .heads_per_l2_group = static_cast<uint32_t>(cuda::head_groups_in_l2(p, call.splits)),

@@ -43,6 +43,7 @@ struct BackwardParams {
   cuda::VisibleExtents extents;
   cuda::MaskColumns mask;
   cuda::DenseMask dense;
+  cuda::BitTiles bits;
   cuda::Schedule schedule;       ///< head groups' key tiles, most work first
   unsigned long long* executed;  ///< counter of executed tiles, of the plan's rows and keys; may be null
   cuda::FeatureParams features;  ///< all kernels read their positions

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "backends/cuda/device/bit_tiles.cuh"
 #include "backends/cuda/device/positions.cuh"
 #include "backends/cuda/fragments/element_mask.cuh"
 #include "backends/cuda/fragments/fragments.cuh"
@@ -31,6 +32,8 @@ class WarpMask {
     }
     if (p.dense.is_set) {
       by_matrix(p, p.dense.place.offset(batch, head), row, first_key, at);
+    } else if (p.bits.is_set()) {
+      by_tile(p, p.mask.place.offset(batch, head), row, first_key, at);
     } else {
       by_columns<kTileKeys>(p, p.mask.place.offset(batch, head), batch, row, first_key, at);
     }
@@ -82,6 +85,16 @@ class WarpMask {
     }
 #pragma unroll
     for (int n = 0; n < kWords; ++n) word_[n] = bits[0][n];
+  }
+
+  __device__ __forceinline__ void by_tile(const BackwardParams& p, int64_t offset, int32_t row, int32_t first_key,
+                                          const int32_t (&at)[kWords]) {
+    const cuda::BitTile tile = cuda::find_tile(p.bits, offset, row / 64, first_key / cuda::BitTiles::kKeys);
+#pragma unroll
+    for (int n = 0; n < kWords; ++n) {
+      const uint2 rows = tile.rows(first_key % cuda::BitTiles::kKeys + at[n]);
+      word_[n] = (row % 64 < 32 ? rows.x : rows.y) >> row % 32;
+    }
   }
 
   __device__ __forceinline__ void by_matrix(const BackwardParams& p, int64_t offset, int32_t row, int32_t first_key,

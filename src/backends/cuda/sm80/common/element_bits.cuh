@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "backends/cuda/device/bit_tiles.cuh"
 #include "backends/cuda/device/mask_params.h"
 #include "backends/cuda/device/positions.cuh"
 #include "backends/cuda/fragments/element_mask.cuh"
@@ -18,7 +19,7 @@ class ElementBits {
  public:
   static constexpr int kRows = 32, kKeys = 128;
 
-  /// `offset` is of the head's mask: elements of the column vectors, bytes of a dense mask.
+  /// `offset` is of the head's mask: elements of the column vectors, words of the plan's bits, bytes of a dense mask.
   __device__ __forceinline__ ElementBits(const Params& p, int64_t offset, uint32_t batch, int32_t row,
                                          int32_t first_key)
       : p_(p), offset_(offset), batch_(batch), row_(row), first_key_(first_key) {}
@@ -28,6 +29,8 @@ class ElementBits {
       by_band(bits);
     } else if (p_.element_mask == cuda::ElementMask::kDense) {
       by_matrix(bits);
+    } else if (p_.element_mask == cuda::ElementMask::kBits) {
+      by_tile(bits);
     } else {
       by_columns(bits);
     }
@@ -73,6 +76,18 @@ class ElementBits {
         cuda::read_positions(positions, batch_, first_key_, at, position);
         cuda::hide_by_positions(cuda::seen_by_lane(positions, batch_, row_, p_.seqlen_q), position, bits);
       }
+    }
+    cuda::transpose_between_lanes(ptx::lane(), bits);
+  }
+
+  /// From a tile of the plan: a lane reads the rows of four columns, then the lanes exchange rows and columns.
+  __device__ __forceinline__ void by_tile(uint32_t (&bits)[4]) const {
+    const auto key = static_cast<int32_t>(cuda::mask_key(ptx::lane(), 0));
+    const cuda::BitTile tile = cuda::find_tile(p_.bits, offset_, row_ / 64, first_key_ / kKeys);
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      const uint2 rows = tile.rows(key + 2 * c);
+      bits[c] = first_key_ + key + 2 * c >= p_.seqlen_k ? 0 : row_ % 64 < kRows ? rows.x : rows.y;
     }
     cuda::transpose_between_lanes(ptx::lane(), bits);
   }

@@ -123,6 +123,7 @@ FeaturedForwardParams make_params(const Problem& p, const ForwardCall& call, uns
   params.score_of_bit = 1 / params.scale_log2;
   params.mask = cuda::mask_columns(p);
   params.dense = cuda::dense_mask(p);
+  params.bits = cuda::bit_tiles(p);
   params.element_mask = cuda::element_mask(p);
   params.plan = cuda::row_plan_bits(p, tile.rows);
   params.extents = cuda::visible_extents(p);

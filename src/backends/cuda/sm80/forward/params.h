@@ -24,6 +24,7 @@ struct ForwardParams {
   cuda::ElementMask element_mask;
   cuda::MaskColumns mask;
   cuda::DenseMask dense;
+  cuda::BitTiles bits;
   cuda::Schedule schedule;       ///< query heads' row tiles, longest first; CTA n has the n-th of every gridDim.x
   unsigned long long* executed;  ///< counter of executed tiles of a CTA's rows x 128 keys; may be null
 };

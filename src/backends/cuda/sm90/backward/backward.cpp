@@ -296,6 +296,7 @@ ScoredBackwardParams make_params(const Problem& p, const BackwardCall& call, con
   params.mask = cuda::mask_columns(p);
   params.dense = cuda::dense_mask(p);
   params.extents = rows.extents;
+  params.bits = cuda::bit_tiles(p);
   const int64_t together = cuda::head_groups_for_rounds(p, call.splits, call.tiles.keys);
   params.schedule = {.work_tiles = static_cast<uint32_t>(call.work_tiles),
                      .heads = static_cast<uint32_t>(p.batch * head_groups),

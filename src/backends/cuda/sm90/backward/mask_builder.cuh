@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "backends/cuda/device/bit_tiles.cuh"
 #include "backends/cuda/device/delay.cuh"
 #include "backends/cuda/device/positions.cuh"
 #include "backends/cuda/fragments/element_mask.cuh"
@@ -68,6 +69,7 @@ class MaskBuilder {
                   row = ptx::from_leader(tile().query.row_tile) * Traits::kRows;
     const cuda::PerHead& place = p_.dense.is_set ? p_.dense.place : p_.mask.place;
     const int64_t offset = place.offset(ptx::from_leader(tile().query.batch), ptx::from_leader(tile().query.head));
+    if (p_.bits.is_set()) return read_tiles(offset, row, first_key);
     if (!p_.dense.is_set) read_bounds(offset, first_key);
 #pragma unroll 1
     for (int32_t key = static_cast<int32_t>(threadIdx.x % 32); key < Traits::kKeys; key += 32 * kAtOnce) {
@@ -81,6 +83,22 @@ class MaskBuilder {
       if (p_.features.positions.is_set()) by_positions(row, first_key);
     }
   }
+  /// From the plan's tiles of a tile's granules.
+  __device__ __forceinline__ void read_tiles(int64_t offset, int32_t row, int32_t first_key) {
+#pragma unroll 1
+    for (int g = 0; g < kWords / 2; ++g) {
+      const cuda::BitTile tile = cuda::find_tile(p_.bits, offset, row / 64 + g, first_key / cuda::BitTiles::kKeys);
+#pragma unroll
+      for (int n = 0; n < Traits::kKeys / 32; ++n) {
+        const int32_t key = static_cast<int32_t>(threadIdx.x % 32) + 32 * n;
+        const uint2 rows = tile.rows(first_key % cuda::BitTiles::kKeys + key);
+        Bits& bits = shared_.mask_bits[ring_.stage()][key];
+        bits.word[2 * g] = first_key + key < p_.seqlen_k ? Bits::by_lanes(rows.x) : 0;
+        bits.word[2 * g + 1] = first_key + key < p_.seqlen_k ? Bits::by_lanes(rows.y) : 0;
+      }
+    }
+  }
+
   /// Hands the bits of a column to the consumers; columns past the last are hidden.
   __device__ __forceinline__ void write(int32_t first_key, int32_t key, const uint32_t (&visible)[kWords]) {
     Bits& bits = shared_.mask_bits[ring_.stage()][key];

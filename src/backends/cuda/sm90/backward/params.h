@@ -90,6 +90,7 @@ struct BackwardParams {
   cuda::MaskColumns mask;
   cuda::DenseMask dense;
   cuda::VisibleExtents extents;
+  cuda::BitTiles bits;
   cuda::Schedule schedule;       ///< head groups' key tiles, in the order of keys up to first_sorted
   unsigned long long* executed;  ///< counter of executed tiles; may be null
 };

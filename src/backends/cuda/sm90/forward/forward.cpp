@@ -100,6 +100,7 @@ void set_mask(const Problem& p, const ForwardTile& tile, ForwardParams& params) 
   params.mask = cuda::mask_columns(p);
   params.dense = cuda::dense_mask(p);
   params.extents = cuda::visible_extents(p);
+  params.bits = cuda::bit_tiles(p);
   params.element_mask = cuda::element_mask(p);
   params.plan = cuda::row_plan_bits(p, tile.rows());
 }

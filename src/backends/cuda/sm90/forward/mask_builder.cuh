@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "backends/cuda/device/bit_tiles.cuh"
 #include "backends/cuda/device/delay.cuh"
 #include "backends/cuda/device/positions.cuh"
 #include "backends/cuda/fragments/element_mask.cuh"
@@ -124,9 +125,33 @@ class MaskBuilder {
     }
   }
 
-  /// From the mask's vectors and positions: a lane computes all rows of four columns, then the lanes exchange rows and
-  /// columns.
+  /// From the mask's columns: a lane has all rows of four of them, then the lanes exchange rows and columns.
   __device__ __forceinline__ void visible_by_columns(int32_t row, int32_t first_key, uint32_t (&bits)[2][4]) const {
+    if (p_.element_mask == ElementMask::kBits) {
+      read_tile(row, first_key, bits);
+    } else {
+      compute_columns(row, first_key, bits);
+    }
+    hide_beyond(p_.seqlen_k - static_cast<int32_t>(ptx::opaque(first_key)), bits);
+    const uint32_t lane = lane_number();
+    cuda::transpose_between_lanes(lane, bits[0]);
+    cuda::transpose_between_lanes(lane, bits[1]);
+  }
+
+  /// From a tile of the plan.
+  __device__ __forceinline__ void read_tile(int32_t row, int32_t first_key, uint32_t (&bits)[2][4]) const {
+    const auto key = static_cast<int32_t>(cuda::mask_key(lane_number(), 0));
+    const cuda::BitTile tile = cuda::find_tile(p_.bits, mask_offset(), row / 64, first_key / Traits::kKeys);
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      const uint2 rows = tile.rows(key + 2 * c);
+      bits[0][c] = rows.x;
+      bits[1][c] = rows.y;
+    }
+  }
+
+  /// From the mask's vectors and positions.
+  __device__ __forceinline__ void compute_columns(int32_t row, int32_t first_key, uint32_t (&bits)[2][4]) const {
     const auto key = static_cast<int32_t>(cuda::mask_key(lane_number(), 0));
     const int32_t last = p_.seqlen_k - 1 - first_key;
     const int32_t at[4] = {min(key, last), min(key + 2, last), min(key + 4, last), min(key + 6, last)};
@@ -144,10 +169,6 @@ class MaskBuilder {
         }
       }
     }
-    hide_beyond(p_.seqlen_k - static_cast<int32_t>(ptx::opaque(first_key)), bits);
-    const uint32_t lane = lane_number();
-    cuda::transpose_between_lanes(lane, bits[0]);
-    cuda::transpose_between_lanes(lane, bits[1]);
   }
 
   /// Hides the columns of a lane from number `keys` of the tile on.

@@ -29,6 +29,7 @@ struct ForwardParams {
   cuda::MaskColumns mask;
   cuda::DenseMask dense;
   cuda::VisibleExtents extents;
+  cuda::BitTiles bits;
   cuda::Schedule schedule;       ///< query heads' row tiles, the longest first; null next: every CTA has one
   unsigned long long* executed;  ///< counter of executed tiles; may be null
   TensorRows out_rows;           ///< rows of the tensor of the map `out`

@@ -140,8 +140,8 @@ struct SharedStorage {
   uint64_t mask_empty[Traits::kConsumers][Traits::kMaskSlots][Traits::kMaskParts];
   cuda::MaskBits<Traits::kMaskRows> mask_bits[Traits::kConsumers][Traits::kMaskSlots];
   WorkTile work[Traits::kQBuffers];
-  int64_t mask_offset[Traits::kQBuffers];  ///< to the work tiles' masks: in elements of the column vectors, in bytes of
-                                           ///< a dense mask
+  /// To the work tiles' masks: in elements of the column vectors, words of the plan's bits, or bytes of a dense mask.
+  int64_t mask_offset[Traits::kQBuffers];
   Tile tile[Traits::kStages];
 };
 
