@@ -251,7 +251,7 @@ FLASHMASK_API Mask from_startend_row_indices(const TensorView& indices, bool cau
                                              std::optional<int64_t> q_offset = std::nullopt);
 
 /// The mask of interval lists, int32 `column_ptr` [batch, heads, seqlen_k + 1] and `intervals` [n, 2] (see MaskParts),
-/// without a band. Copied from host memory (any strides), or borrowed on a CUDA device, where both are contiguous.
+/// without a band. Copied from host memory (any strides), or borrowed on a CUDA device: contiguous, aligned to 8 bytes.
 FLASHMASK_API Mask from_interval_lists(const TensorView& column_ptr, const TensorView& intervals, int64_t seqlen_q,
                                        std::optional<int64_t> q_offset = std::nullopt);
 

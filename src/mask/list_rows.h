@@ -22,7 +22,12 @@ FLASHMASK_RULE Interval listed_numbers(const IntervalLists& lists, int32_t key) 
 }
 
 FLASHMASK_RULE Interval listed_interval(const IntervalLists& lists, int32_t n) {
+#if defined(__CUDA_ARCH__)
+  const int2 both = reinterpret_cast<const int2*>(lists.intervals)[n];  // one load: on a device they are aligned to 8
+  return {both.x, both.y};
+#else
   return {lists.intervals[2 * int64_t{n}], lists.intervals[2 * int64_t{n} + 1]};
+#endif
 }
 
 /// True if an interval may follow one that ends at `end` in a list that ascends.

@@ -155,6 +155,11 @@ void check_contents(const MaskTensors& mask) {
     if (t.defined()) check_data(argument, t);
   }
   if (indices.defined() && indices.device.kind != Device::Kind::kCpu && mask.seqlen_k > 0) check_contiguous(indices);
+  if (const TensorView& t = mask.intervals; t.defined() && t.device.kind != Device::Kind::kCpu) {
+    if (reinterpret_cast<std::uintptr_t>(t.data) % 8 != 0)
+      throw_invalid("intervals is on ", describe(t.device),
+                    " and not aligned to 8 bytes; it is borrowed, so it must be");
+  }
 }
 
 bool can_be_borrowed(const MaskTensors& mask) {

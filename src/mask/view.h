@@ -5,7 +5,6 @@
 
 #include "flashmask/mask.h"
 #include "mask/column_rows.h"
-#include "mask/list_rows.h"
 #include "mask/rules.h"
 
 namespace flashmask {
@@ -76,13 +75,6 @@ inline ColumnRows column_rows(const MaskView& view, int64_t b, int64_t h) {
   const int64_t list = broadcast_index(b, view.batch(), view.bounds_batch) * view.bounds_heads +
                        broadcast_index(h, view.heads(), view.bounds_heads);
   return {own, view.column_ptr + list * (view.seqlen_k + 1), view.intervals};
-}
-
-/// The interval lists of mask batch entry `b` and mask head `h`; the view has some.
-inline rules::IntervalLists interval_lists(const MaskView& view, int64_t b, int64_t h) {
-  const int64_t list = broadcast_index(b, view.batch(), view.bounds_batch) * view.bounds_heads +
-                       broadcast_index(h, view.heads(), view.bounds_heads);
-  return {view.column_ptr + list * (view.seqlen_k + 1), view.intervals, static_cast<int32_t>(view.listed_intervals)};
 }
 
 /// True if there is a band and it compares positions.

@@ -153,6 +153,13 @@ void order_row_tiles(const PlanLayout& layout, const RowTiles& tiles, int64_t m,
   longest_first(counts, layout.key_blocks, {at<int32_t>(buffer, tiles.order) + m * tiles.tiles, counts.size()});
 }
 
+/// The interval lists of mask batch entry `b` and mask head `h`; the view has some.
+rules::IntervalLists interval_lists(const MaskView& view, int64_t b, int64_t h) {
+  const int64_t list = broadcast_index(b, view.batch(), view.bounds_batch) * view.bounds_heads +
+                       broadcast_index(h, view.heads(), view.bounds_heads);
+  return {view.column_ptr + list * (view.seqlen_k + 1), view.intervals, static_cast<int32_t>(view.listed_intervals)};
+}
+
 /// The tile of granule (m, r, c).
 void write_tile(const MaskView& mask, const PlanLayout& layout, int64_t m, int64_t r, int64_t c, uint64_t* tile) {
   const int64_t b = m / layout.heads, h = m % layout.heads;

@@ -232,11 +232,13 @@ TEST(IntervalLists, IntersectAndConcatenateAreExact) {
 
 TEST(IntervalLists, AreReadFromTensors) {
   Random random(11);
-  MaskParts parts = random_parts(random, ColumnKind::kLists, 50, 40, 2, 2);
+  MaskParts parts;
+  do {
+    parts = random_parts(random, ColumnKind::kLists, 50, 40, 2, 2);
+  } while (!Mask(parts).has_interval_lists());
   parts.band = Band::none();
   parts.q_offset.reset();
   const Mask expected(parts);
-  ASSERT_TRUE(expected.has_interval_lists());
   // Every second element of wider rows.
   std::vector<int32_t> wide;
   for (const int32_t row : parts.intervals) wide.insert(wide.end(), {row, -1});
@@ -263,6 +265,10 @@ TEST(IntervalLists, AreReadFromTensors) {
   EXPECT_EQ(borrowed.view().listed_intervals, count);
   EXPECT_EQ(borrowed.device(), device);
   EXPECT_TRUE(borrowed.has_interval_lists());
+  TensorView misaligned = intervals;
+  misaligned.data = static_cast<int32_t*>(intervals.data) + 1;
+  expect_invalid({"intervals is on CUDA device 1 and not aligned to 8 bytes"},
+                 [&] { from_interval_lists(ptr, misaligned, 50); });
   expect_invalid({"Mask::column_ptr", "CUDA device 1"}, [&] { borrowed.column_ptr(); });
   expect_invalid({"Mask::num_intervals", "CUDA device 1"}, [&] { borrowed.num_intervals(); });
   expect_invalid({"column_ptr is float32"}, [&] {

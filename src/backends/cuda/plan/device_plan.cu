@@ -27,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(flashmask::cuda::plan::kClassifyThr
   flashmask::cuda::plan::classify(p);
 }
 
-extern "C" __global__ void __launch_bounds__(flashmask::cuda::plan::kListThreads)
+extern "C" __global__ void __launch_bounds__(flashmask::cuda::plan::kReadThreads)
     flashmask_sm90_plan_lists(const __grid_constant__ PlanParams p) {
   flashmask::cuda::plan::read_lists(p);
 }
@@ -146,7 +146,7 @@ std::vector<KernelInfo> plan_kernels(PlanVariant variant) {
     all.push_back(named({.id = id, .op = "plan", .threads = threads}));
   };
   if (variant.lists) {
-    add("sm90.plan.lists", plan::kListThreads);
+    add("sm90.plan.lists", plan::kReadThreads);
     add("sm90.plan.classify_lists", plan::kListThreads);
   } else {
     add("sm90.plan.classify", plan::kClassifyThreads);
@@ -186,7 +186,7 @@ void launch_plan(const MaskView& mask, const PlanLayout& layout, std::byte* buff
         "cudaMemsetAsync of the plan's extents");
   LaunchChain chain(stream);
   if (layout.has_bits()) {
-    chain.launch("launch of the plan's lists", flashmask_sm90_plan_lists, grids.classify, plan::kListThreads, params);
+    chain.launch("launch of the plan's lists", flashmask_sm90_plan_lists, grids.classify, plan::kReadThreads, params);
     chain.launch("launch of the plan's classification", flashmask_sm90_plan_classify_lists, grids.list_words,
                  plan::kListThreads, params);
   } else {

@@ -15,10 +15,13 @@
 
 namespace flashmask::cuda::plan {
 
-inline constexpr int kListThreads = kGranuleKeys;  // a thread for each column of a key block
-inline constexpr int kListWarps = kListThreads / 32;
-inline constexpr int kGranulesOfWord = 32;  // row granules of a block: a word of a key block's bits
-static_assert(kListWarps == 4);
+inline constexpr int kReadThreads = 1024;  // many warps, as reading lists takes long
+inline constexpr int kReadWarps = kReadThreads / 32;
+inline constexpr int kReadColumns = kGranuleKeys / kReadWarps;  // a warp's
+inline constexpr int kListThreads = kGranuleKeys;               // a thread for each column of a key block
+inline constexpr int kGranulesOfWord = 32;                      // row granules of a block: a word of a key block's bits
+inline constexpr int kAscendingWords = kGranuleKeys / 32;
+static_assert(kReadColumns <= 32 && 32 % kReadColumns == 0);
 
 /// The lists that serve mask `m`.
 __device__ inline rules::IntervalLists lists_of(const Params& p, int32_t m) {
@@ -26,7 +29,7 @@ __device__ inline rules::IntervalLists lists_of(const Params& p, int32_t m) {
   return {p.mask.column_ptr + first, p.mask.intervals, p.mask.listed_intervals};
 }
 
-/// Reads the lists of 32 columns, a warp's: whether each ascends, and what they add to the mask's hash.
+/// Reads the lists of kReadColumns columns, a warp's: whether each ascends, and what they add to the mask's hash.
 class WarpLists {
  public:
   __device__ WarpLists(const Params& p, int32_t m, int32_t first_key)
@@ -59,7 +62,7 @@ class WarpLists {
  private:
   __device__ int32_t columns_here() const {
     const int64_t left = p_.mask.seqlen_k - first_key_;
-    return static_cast<int32_t>(left < 0 ? 0 : left < 32 ? left : 32);
+    return static_cast<int32_t>(left < 0 ? 0 : left < kReadColumns ? left : kReadColumns);
   }
 
   /// True if the intervals that the calling lane reads do.
@@ -101,21 +104,27 @@ __device__ __forceinline__ void read_lists(const Params& p) {
   zero(p.at<int32_t>(p.layout.row_tile_counts_192), masks * p.layout.row_tiles_192);
   if (p.key_blocks == 0) return;
 
-  __shared__ uint64_t hash_of_warps[kListWarps];
+  __shared__ uint32_t ascending[kAscendingWords];
+  __shared__ unsigned long long hash;
   const auto index = static_cast<int32_t>(blockIdx.x), warp = static_cast<int32_t>(threadIdx.x / 32);
-  const int32_t first_key = index % p.key_blocks * static_cast<int32_t>(kGranuleKeys) + 32 * warp;
-  WarpLists lists(p, index / p.key_blocks, first_key);
-  const uint32_t ascending = lists.read();
-  auto hash = static_cast<unsigned long long>(lists.hash());
-  for (int distance = 16; distance > 0; distance /= 2) hash += __shfl_xor_sync(0xffffffff, hash, distance);
+  if (threadIdx.x < kAscendingWords) ascending[threadIdx.x] = 0;
+  if (threadIdx.x == 0) hash = 0;
+  __syncthreads();
+  const int32_t first_column = warp * kReadColumns;
+  WarpLists lists(p, index / p.key_blocks, index % p.key_blocks * static_cast<int32_t>(kGranuleKeys) + first_column);
+  const uint32_t of_warp = lists.read();
+  auto sum = static_cast<unsigned long long>(lists.hash());
+  for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffff, sum, distance);
   if (threadIdx.x % 32 == 0) {
-    p.at<uint32_t>(p.layout.ascending_lists)[int64_t{index} * kListWarps + warp] = ascending;
-    hash_of_warps[warp] = hash;
+    atomicOr(&ascending[first_column / 32], of_warp << first_column % 32);
+    atomicAdd(&hash, sum);
   }
   __syncthreads();
+  if (threadIdx.x < kAscendingWords)
+    p.at<uint32_t>(p.layout.ascending_lists)[int64_t{index} * kAscendingWords + threadIdx.x] = ascending[threadIdx.x];
   if (threadIdx.x != 0) return;
   p.at<int32_t>(p.layout.key_counts)[index] = 0;
-  p.at<uint64_t>(p.layout.scratch)[index] = hash_of_warps[0] + hash_of_warps[1] + hash_of_warps[2] + hash_of_warps[3];
+  p.at<uint64_t>(p.layout.scratch)[index] = hash;
 }
 
 /// The place of a block of threads, 32 row granules of a key block, and the calling thread's column.
@@ -143,8 +152,8 @@ struct ListPlace {
   }
   /// The column's rows.
   __device__ rules::ListedRows rows(const Params& p) const {
-    const uint32_t ascending =
-        p.at<uint32_t>(p.layout.ascending_lists)[index * kListWarps + key % static_cast<int32_t>(kGranuleKeys) / 32];
+    const uint32_t ascending = p.at<uint32_t>(
+        p.layout.ascending_lists)[index * kAscendingWords + key % static_cast<int32_t>(kGranuleKeys) / 32];
     return {own_columns(p.mask, own_of(p, m, p.bounds).index), lists_of(p, m), key, (ascending >> key % 32 & 1) != 0,
             first_row()};
   }
