@@ -24,9 +24,11 @@ namespace schemas {
   "Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? bounds, Tensor? " \
   "block_mask, Tensor? plan, "
 
+/// counted: of interval lists on a CUDA device, with room for as many bit tiles as their contents have, which waits for
+/// the device; otherwise for as many as there can be.
 constexpr const char* kPlan =
     "plan(Tensor? bounds, Tensor? block_mask, SymInt seqlen_q, SymInt seqlen_k, bool causal, SymInt? q_offset, SymInt "
-    "window_left, SymInt window_right, Device device" FLASHMASK_MASK_TENSORS ") -> Tensor";
+    "window_left, SymInt window_right, Device device" FLASHMASK_MASK_TENSORS ", bool counted=False) -> Tensor";
 constexpr const char* kForward =
     "forward(Tensor q, Tensor k, Tensor v, Tensor? bounds, Tensor? block_mask, Tensor? plan, " FLASHMASK_OPTIONS
     ") -> (Tensor out, Tensor lse)";

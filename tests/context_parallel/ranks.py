@@ -44,11 +44,10 @@ def families():
         "blocks": Mask(n, n, block_mask=blocks, causal=True),
         "nothing": Mask(n, n, bounds=torch.zeros(1, 1, n, 1, dtype=torch.int32), causal=True),
     }
-    if not ON_GPU:  # CUDA refuses interval lists
-        dilated = masks.dilated(n, 9, 5)
-        made["lists"] = masks.neighborhood_2d(15, 28, 5, 7)
-        made["lists of heads"] = masks.from_dense(torch.rand(2, 2, n, n, generator=generator) < 0.95)
-        made["lists, positions and blocks"] = dilated.replace(q_pos=pos, k_pos=pos, causal=True, block_mask=blocks)
+    dilated = masks.dilated(n, 9, 5)
+    made["lists"] = masks.neighborhood_2d(15, 28, 5, 7)
+    made["lists of heads"] = masks.from_dense(torch.rand(2, 2, n, n, generator=generator) < 0.95)
+    made["lists, positions and blocks"] = dilated.replace(q_pos=pos, k_pos=pos, causal=True, block_mask=blocks)
     return made
 
 

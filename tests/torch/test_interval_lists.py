@@ -11,14 +11,13 @@ import flashmask
 import pytest
 import torch
 from dense_reference import assert_close
-from devices import cpu_only, tolerance_of
+from devices import DEVICE, DTYPE, ON_CUDA, cuda_only, tolerance_of
 from flashmask import Mask, UnsupportedError, flashmask_attention, masks
 from flashmask.inference import SequenceMask
-from flashmask.torch import ops
-
-pytestmark = cpu_only("CUDA refuses interval lists")
+from flashmask.torch import operators, ops
 
 ROWS, KEYS, HEADS = 200, 264, 4
+DTYPES = [torch.bfloat16, torch.float16] if ON_CUDA else [torch.float32, torch.bfloat16]
 
 
 def indices(rows, keys):
@@ -59,13 +58,14 @@ def wholly_random(rows, keys):
     return torch.rand(rows, keys, generator=torch.Generator().manual_seed(4)) > 0.4
 
 
+POSITIONS = {"q_pos": ROWS, "k_pos": KEYS}
 RULES = [random_exclusions, neighbourhoods, dilated, bigbird, wholly_random]
 
 
-def tensors(dtype, batch=2, rows=ROWS, keys=KEYS):
+def tensors(dtype=DTYPE, batch=2, rows=ROWS, keys=KEYS, dims=(16, 8)):
     generator = torch.Generator().manual_seed(5)
-    shapes = ((batch, rows, HEADS, 16), (batch, keys, 2, 16), (batch, keys, 2, 8))
-    return [torch.randn(shape, dtype=torch.float64, generator=generator).to(dtype) for shape in shapes]
+    shapes = ((batch, rows, HEADS, dims[0]), (batch, keys, 2, dims[0]), (batch, keys, 2, dims[1]))
+    return [torch.randn(shape, dtype=torch.float64, generator=generator).to(DEVICE, dtype) for shape in shapes]
 
 
 def results(function, leaves, dout, dlse):
@@ -74,16 +74,16 @@ def results(function, leaves, dout, dlse):
     return (out, lse, *torch.autograd.grad(dense_reference.loss_of(out, lse, dout, dlse), leaves))
 
 
-def compare(call, seen, leaves):
-    """`seen` broadcasts to [batch, heads, rows, keys]."""
+def compare(call, seen, leaves, **features):
+    """`seen` broadcasts to [batch, heads, rows, keys]; features: as dense_reference.attention takes them."""
     q, _, v = leaves
-    dout = torch.randn(*q.shape[:3], v.shape[3], dtype=torch.float64)
-    dlse = torch.randn(q.shape[0], q.shape[2], q.shape[1], dtype=torch.float64)
-    seen = seen[(None,) * (4 - seen.ndim)]
+    dout = torch.randn(*q.shape[:3], v.shape[3], dtype=torch.float64).to(DEVICE)
+    dlse = torch.randn(q.shape[0], q.shape[2], q.shape[1], dtype=torch.float64).to(DEVICE)
+    seen = seen[(None,) * (4 - seen.ndim)].to(DEVICE)
 
     def dense(*x):
         out, lse = dense_reference.attention(
-            *(y.transpose(1, 2) for y in x), seen.repeat_interleave(HEADS // seen.shape[1], 1)
+            *(y.transpose(1, 2) for y in x), seen.repeat_interleave(HEADS // seen.shape[1], 1), **features
         )
         return out.transpose(1, 2), lse
 
@@ -91,21 +91,30 @@ def compare(call, seen, leaves):
     want = results(dense, [x.double() for x in leaves], dout, dlse)
     for name, x, y in zip(dense_reference.NAMES, got, want):
         assert_close(x, y, name, tolerance_of(name, q.dtype))
+    return got
 
 
-def lists_of(rule, rows=ROWS, keys=KEYS):
+def lists_of(rule, rows=ROWS, keys=KEYS, device=DEVICE):
     visible = rule(rows, keys)
-    mask = masks.from_dense(visible)
+    mask = masks.from_dense(visible).to(device)
     assert mask.column_ptr is not None, "the rule fits two intervals"
     return mask, visible
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rule", RULES)
 def test_against_a_dense_attention(rule, dtype):
     mask, visible = lists_of(rule)
-    assert torch.equal(mask.to_dense()[0, 0], visible)
+    assert torch.equal(mask.to_dense()[0, 0].cpu(), visible)
     compare(lambda *x: flashmask_attention(*x, mask, return_softmax_lse=True), visible, tensors(dtype))
+
+
+@pytest.mark.parametrize("dims", [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)])
+@pytest.mark.parametrize("rows, keys", [(9, 300), (129, 64), (300, 129), (577, 641)])
+def test_odd_lengths_and_head_dims(rows, keys, dims):
+    mask, visible = lists_of(wholly_random, rows, keys)
+    leaves = tensors(batch=1, rows=rows, keys=keys, dims=dims)
+    compare(lambda *x: flashmask_attention(*x, mask, return_softmax_lse=True), visible, leaves)
 
 
 def test_batch_and_heads(rng):
@@ -114,13 +123,13 @@ def test_batch_and_heads(rng):
     row, key = indices(ROWS, KEYS)
     for batch, heads in ((1, 1), (2, 1), (1, 2), (2, HEADS)):
         visible = torch.rand(batch, heads, ROWS, KEYS) > 0.2
-        mask = masks.from_dense(visible)
+        mask = masks.from_dense(visible).to(DEVICE)
         assert mask.shape == visible.shape
-        compare(lambda *x: ops.attention(*x, mask), visible, tensors(torch.float32))  # noqa: B023
-        blocked = mask.replace(block_mask=keep)
+        compare(lambda *x: ops.attention(*x, mask), visible, tensors())  # noqa: B023
+        blocked = mask.replace(block_mask=keep.to(DEVICE))
         seen = visible & keep[:, :, row // 128, key // 128]
-        assert torch.equal(blocked.to_dense(), seen)
-        compare(lambda *x: ops.attention(*x, blocked), seen, tensors(torch.float32))  # noqa: B023
+        assert torch.equal(blocked.to_dense().cpu(), seen)
+        compare(lambda *x: ops.attention(*x, blocked), seen, tensors())  # noqa: B023
 
 
 def test_lists_beside_a_band_and_positions():
@@ -149,25 +158,116 @@ def test_lists_beside_a_band_and_positions():
         (("window", (90, -1)), ("q_pos", q_pos), ("k_pos", k_pos)): distance <= 90,
     }
     for band, inside in bands.items():
-        mask = Mask(ROWS, KEYS, column_ptr=column_ptr, intervals=intervals, **dict(band))
+        mask = Mask(ROWS, KEYS, column_ptr=column_ptr, intervals=intervals, **dict(band)).to(DEVICE)
         seen = inside & ~hidden
-        assert torch.equal(mask.to_dense(), seen)
+        assert torch.equal(mask.to_dense().cpu(), seen)
         assert mask.stats().visible == int(seen.sum())
-        compare(lambda *x: ops.attention(*x, mask), seen, tensors(torch.float32))  # noqa: B023
+        compare(lambda *x: ops.attention(*x, mask), seen, tensors())  # noqa: B023
 
 
-def test_features():
+FEATURES = {
+    "sink": {"sink": torch.linspace(-1, 2, HEADS)},
+    "softcap": {"softcap": 3.0},
+    "ALiBi": {"alibi_slopes": torch.linspace(0.1, 0.5, HEADS)},
+    "dropout": {"dropout": 0.3, "dropout_state": torch.tensor([5, -6])},
+    "all": {
+        "softcap": 20.0,
+        "sink": torch.linspace(-1, 2, HEADS),
+        "alibi_slopes": torch.linspace(0.1, 0.5, HEADS),
+        "dropout": 0.1,
+        "dropout_state": torch.tensor([2**62, 3]),
+    },
+}
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_features(feature):
     mask, visible = lists_of(wholly_random)
-    q, k, v = tensors(torch.float32)
-    sink = torch.linspace(-1, 2, HEADS)
-    out = flashmask_attention(q, k, v, mask, softcap=3.0, sink=sink)
-    want, _ = dense_reference.attention(*(x.transpose(1, 2) for x in (q, k, v)), visible, softcap=3.0, sink=sink)
-    assert_close(out, want.transpose(1, 2), "out")
+    given = {name: x.to(DEVICE) if isinstance(x, torch.Tensor) else x for name, x in FEATURES[feature].items()}
+    wanted = {name: x for name, x in given.items() if not name.startswith("dropout")}
+    if p := given.get("dropout"):
+        kept = flashmask.dropout_mask(given["dropout_state"], p, 2, HEADS, ROWS, KEYS)
+        wanted["weights"] = kept * (65536 / (65536 - round(p * 65536)))
+    compare(lambda *x: ops.attention(*x, mask, **given), visible, tensors(), **wanted)
+
+
+def test_deterministic_gradients_have_the_same_bits():
+    mask, visible = lists_of(random_exclusions)
+    call = lambda *x: ops.attention(*x, mask, deterministic=True)  # noqa: E731
+    torch.manual_seed(0)
+    first = compare(call, visible, tensors())
+    torch.manual_seed(0)
+    for x, y in zip(first, compare(call, visible, tensors())):
+        assert torch.equal(x, y)
+
+
+def test_partial_results():
+    mask, visible = lists_of(neighbourhoods)
+    got = compare(lambda *x: ops.attention(*x, mask, partial_out=True), visible, tensors())
+    assert got[0].dtype == torch.float32
+
+
+def test_positions_beside_features():
+    mask, visible = lists_of(wholly_random)
+    generator = torch.Generator().manual_seed(7)
+    pos = {name: torch.randint(0, 300, (1, n), dtype=torch.int32, generator=generator) for name, n in POSITIONS.items()}
+    seen = visible & (pos["k_pos"][0] <= pos["q_pos"][0, :, None])
+    mask = mask.cpu().replace(causal=True, window=None, q_offset=None, **pos).to(DEVICE)
+    sink = torch.linspace(-1, 2, HEADS).to(DEVICE)
+    compare(lambda *x: ops.attention(*x, mask, sink=sink), seen, tensors(), sink=sink)
+
+
+@cuda_only
+def test_a_plan_has_a_tile_for_each_partial_granule():
+    mask, visible = lists_of(random_exclusions, 700, 900)
+    cells, inside = torch.zeros(704, 1024), torch.zeros(704, 1024)
+    cells[:700, :900], inside[:700, :900] = visible, 1
+    seen, all_ = (x.view(11, 64, 8, 128).sum((1, 3)) for x in (cells, inside))
+    partial = int(((seen > 0) & (seen < all_)).sum())
+    assert mask.plan().numel() == operators.plan_bytes(700, 900, 1, 1, partial)
+    assert ops.plan(mask).numel() == operators.plan_bytes(
+        700, 900, 1, 1, operators.most_bit_tiles(700, 900, 1, 1, False, -1, -1)
+    )
+
+
+@cuda_only
+def test_in_a_cuda_graph_with_new_contents():
+    """A graph's plan has room for all tiles; its lists' contents change, of so many intervals."""
+    column_ptr = torch.arange(0, 3 * KEYS + 1, 3, dtype=torch.int32)[None, None].to(DEVICE)
+    intervals = torch.zeros(3 * KEYS, 2, dtype=torch.int32, device=DEVICE)
+    x = tensors()
+    flashmask_attention(*x, Mask(ROWS, KEYS, column_ptr=column_ptr, intervals=intervals))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = flashmask_attention(*x, Mask(ROWS, KEYS, column_ptr=column_ptr, intervals=intervals))
+    for seed in range(3):
+        begin = torch.randint(0, ROWS, (3 * KEYS,), generator=torch.Generator().manual_seed(seed), dtype=torch.int32)
+        fresh = torch.stack((begin, begin + 9), 1).to(DEVICE)
+        intervals.copy_(fresh)
+        graph.replay()
+        mask = Mask(ROWS, KEYS, column_ptr=column_ptr, intervals=fresh)
+        assert torch.equal(out, flashmask_attention(*x, mask))
+
+
+@cuda_only
+def test_lists_of_anything_read_nothing_else():
+    """Nothing waits to check a column_ptr on a GPU; numbers beside the intervals are none."""
+    column_ptr = torch.tensor([[[-5, 2**31 - 1, -(2**31), 7, 3]]], dtype=torch.int32, device=DEVICE)
+    mask = Mask(70, 4, column_ptr=column_ptr, intervals=torch.tensor([[1, 9]], dtype=torch.int32, device=DEVICE))
+    flashmask_attention(*tensors(rows=70, keys=4), mask)
+    torch.cuda.synchronize()
+
+
+@cuda_only
+def test_lists_elsewhere_are_refused():
+    mask, _ = lists_of(dilated, device="cpu")
+    with pytest.raises(ValueError, match="the mask is on cpu .*move the mask"):
+        flashmask_attention(*tensors(), mask)
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_tiles(rule):
-    mask, visible = lists_of(rule, 300, 400)
+    mask, visible = lists_of(rule, 300, 400, "cpu")
     cells = torch.zeros(384, 512)
     cells[:300, :400] = visible
     inside = torch.zeros(384, 512)
@@ -180,8 +280,8 @@ def test_tiles(rule):
 
 
 def test_composition():
-    mask, visible = lists_of(dilated)
-    other, others = lists_of(random_exclusions)
+    mask, visible = lists_of(dilated, device="cpu")
+    other, others = lists_of(random_exclusions, device="cpu")
     causal = masks.causal(ROWS, KEYS)
     both = masks.intersect(mask, other)
     assert torch.equal(both.to_dense()[0, 0], visible & others)
@@ -196,7 +296,7 @@ def test_composition():
 
 @pytest.mark.parametrize("band", [{}, {"causal": True}, {"window": (30, 3), "q_offset": 5}])
 def test_gather(band):
-    mask = lists_of(wholly_random)[0].replace(q_offset=None, window=None, causal=False).replace(**band)
+    mask = lists_of(wholly_random, device="cpu")[0].replace(q_offset=None, window=None, causal=False).replace(**band)
     dense = mask.to_dense()
     rows, keys = [(3, 40), (41, 130), (190, 200)], [(128, 264), (7, 30)]
     row, key = (torch.cat([torch.arange(*x) for x in segments]) for segments in (rows, keys))
@@ -222,7 +322,7 @@ def test_flex_attention_sees_the_same():
 
 
 def test_a_copy_is_the_same_mask(tmp_path):
-    mask, visible = lists_of(bigbird)
+    mask, visible = lists_of(bigbird, device="cpu")
     torch.save(mask, tmp_path / "mask.pt")
     for copy in (pickle.loads(pickle.dumps(mask)), torch.load(tmp_path / "mask.pt", weights_only=True)):
         assert torch.equal(copy.to_dense()[0, 0], visible)
@@ -234,7 +334,7 @@ def test_a_copy_is_the_same_mask(tmp_path):
 
 def test_compiled_and_mapped():
     mask, visible = lists_of(dilated)
-    q, k, v = tensors(torch.float32)
+    q, k, v = tensors()
     want = flashmask_attention(q, k, v, mask)
     assert torch.equal(torch.compile(flashmask_attention, backend="eager", fullgraph=True)(q, k, v, mask), want)
     mapped = torch.vmap(lambda *x: flashmask_attention(*x, mask))(*(x[None].expand(2, *x.shape) for x in (q, k, v)))
@@ -243,7 +343,7 @@ def test_compiled_and_mapped():
 
 def test_a_change_in_place_is_noticed():
     mask, _ = lists_of(dilated)
-    tensors_ = tensors(torch.float32)
+    tensors_ = tensors()
     flashmask_attention(*tensors_, mask)
     mask.intervals[0, 1] = 0
     with pytest.raises(RuntimeError, match="changed in place"):
@@ -259,10 +359,10 @@ def test_lists_that_fit_two_are_taken_as_bounds():
         KEYS,
         column_ptr=column_ptr,
         intervals=bounds.view(-1, 2).flip(0).view(KEYS, 2, 2).flip(0, 1).reshape(-1, 2),
-    )
-    same = Mask(ROWS, KEYS, bounds=bounds)
+    ).to(DEVICE)
+    same = Mask(ROWS, KEYS, bounds=bounds).to(DEVICE)
     assert torch.equal(mask.to_dense(), same.to_dense())
-    x = tensors(torch.float32)
+    x = tensors()
     assert torch.equal(flashmask_attention(*x, mask), flashmask_attention(*x, same))
 
 
@@ -300,7 +400,7 @@ def test_wrong_contents_are_named():
 
 
 def test_what_takes_no_lists_says_so():
-    mask, _ = lists_of(dilated, 64, 64)
+    mask, _ = lists_of(dilated, 64, 64, "cpu")
     with pytest.raises(UnsupportedError, match="interval lists"):
         SequenceMask.from_mask(mask)
     with pytest.raises(flashmask.UnrepresentableMaskError, match="does not fit two row intervals"):

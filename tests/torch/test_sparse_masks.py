@@ -5,11 +5,9 @@ import dense_reference
 import pytest
 import torch
 from builder_checks import check, check_cpp
-from devices import cpu_only
+from devices import DEVICE, DTYPE, tolerance_of
 from flashmask import flashmask_attention, masks
 from flashmask.torch import ops
-
-pytestmark = cpu_only("CUDA refuses interval lists")
 
 
 def nearest(place, length, kernel, dilation):
@@ -75,11 +73,12 @@ MASKS = {
 
 @pytest.mark.parametrize("name", MASKS)
 def test_attention_is_that_of_the_dense_mask(name):
-    mask = MASKS[name]()
+    mask = MASKS[name]().to(DEVICE)
     assert mask.column_ptr is not None
     generator = torch.Generator().manual_seed(0)
-    leaves = [torch.randn(1, 2, mask.seqlen_q, 16, generator=generator).requires_grad_() for _ in range(3)]
-    dout = torch.randn(leaves[0].shape, generator=generator, dtype=torch.float64)
+    shape = (1, 2, mask.seqlen_q, 16)
+    leaves = [torch.randn(shape, generator=generator).to(DEVICE, DTYPE).requires_grad_() for _ in range(3)]
+    dout = torch.randn(shape, generator=generator, dtype=torch.float64).to(DEVICE)
 
     def results(attend):
         out, lse = attend(*leaves)
@@ -91,7 +90,7 @@ def test_attention_is_that_of_the_dense_mask(name):
 
     want = results(lambda *x: dense_reference.attention(*x, mask.to_dense()))
     for name, x, y in zip(dense_reference.NAMES, results(own), want):
-        dense_reference.assert_close(x, y, name)
+        dense_reference.assert_close(x, y, name, tolerance_of(name, DTYPE))
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -101,8 +100,8 @@ def test_masks_of_another_device_are_built_on_the_host(name):
 
 
 def test_compiled_code_breaks_off_to_build_one():
-    q = torch.randn(1, 60, 2, 16)
-    call = lambda x: flashmask_attention(x, x, x, masks.dilated(60, 3, 7))  # noqa: E731
+    q = torch.randn(1, 60, 2, 16).to(DEVICE, DTYPE)
+    call = lambda x: flashmask_attention(x, x, x, masks.dilated(60, 3, 7, device=DEVICE))  # noqa: E731
     assert torch.equal(torch.compile(call, backend="eager")(q), call(q))
     torch.compiler.reset()
     with pytest.raises(torch._dynamo.exc.Unsupported, match="_build_lists"):

@@ -44,13 +44,14 @@ q_pos, k_pos: int32 [batch or 1, seqlen_q] and [batch or 1, seqlen_k], both or n
 column_ptr, intervals: int32 [batch or 1, heads or 1, seqlen_k + 1] and [n, 2], both or neither, in place of bounds: any
     number of hidden row intervals per column. Column j is hidden from the rows begin <= i < end of intervals
     column_ptr[j] up to, but not including, column_ptr[j + 1], which count over all batch entries and heads. Intervals
-    may be empty, overlap and come in any order. In host memory alone: CUDA refuses them (UnsupportedError).""",
+    may be empty, overlap and come in any order. KV caches take none (UnsupportedError). On a GPU a column_ptr that does
+    not ascend is no error: its column has the intervals that are there.""",
     "from_dense": """\
 The mask of a dense matrix, exactly: row i sees key j where it is nonzero.
 
 visible: bool or uint8, [seqlen_q, seqlen_k] or [batch, heads, seqlen_q, seqlen_k]. Bands are tried in the order none,
 causal, left edge, both, each the tightest that holds; the fewest intervals win. A matrix that needs more than two in
-some column becomes a mask with interval lists, which CPUs take.""",
+some column becomes a mask with interval lists.""",
     "dropout_mask": """\
 The attention weights that a call with this dropout keeps: bool [batch, heads, seqlen_q, seqlen_k], True = kept.
 

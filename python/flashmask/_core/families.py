@@ -635,7 +635,7 @@ class Builders(Generic[AnyMask, AnyArray]):
         even kernel one place more lies before the token than after it. dilation: distance between neighbouring places
         (arXiv:2209.15001); kernel * dilation must be at most its side.
 
-        Interval lists, unless a kernel is as wide or as high as the grid; on CPUs.
+        Interval lists, made in host memory, unless a kernel is as wide or as high as the grid.
         """
         kernels = {"kernel_height": _count("kernel_height", kernel_height)}
         kernels["kernel_width"] = _count("kernel_width", kernel_width)
@@ -652,7 +652,7 @@ class Builders(Generic[AnyMask, AnyArray]):
         `causal`, as in `dilated_window`, which reorders tokens and so fits two intervals. window: an int of at least 1,
         or -1 for all keys. dilation: an int of at least 1.
 
-        Interval lists, unless a column has at most two hidden runs; on CPUs.
+        Interval lists, made in host memory, unless a column has at most two hidden runs.
         """
         numbers = {"window": _count("window", window), "dilation": _count("dilation", dilation)}
         given = self._given(device, **numbers, causal=int(arguments.flag("causal", causal)))
@@ -676,7 +676,7 @@ class Builders(Generic[AnyMask, AnyArray]):
         not see anyway. The same seed draws the same blocks as everywhere in the library. global_sliding_window is the
         mask without the random part, by tokens.
 
-        Interval lists, unless a column has at most two hidden runs; on CPUs.
+        Interval lists, made in host memory, unless a column has at most two hidden runs.
         """
         numbers = {"block": block, "global_blocks": global_blocks, "window": window, "random_blocks": random_blocks}
         counts = {name: _count(name, value) for name, value in numbers.items()}

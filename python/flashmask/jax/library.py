@@ -46,7 +46,10 @@ def workspace_bytes(operation: str, args: C.Structure, options: C.Structure) -> 
 
 
 def plan_bytes(mask: capi.Mask) -> int:
-    """Returns the bytes of an fm_mask's plan, from shapes alone."""
+    """Returns the bytes of an fm_mask's plan, from shapes alone: enough on every platform that there is."""
     size = C.c_size_t()
-    capi.check(load().fm_plan_bytes(C.byref(mask), C.byref(size)))
+    if mask.column_ptr.ndim and "cuda" in platforms():
+        capi.check(load().fm_plan_device_bytes(C.byref(mask), C.byref(size), C.byref(C.c_size_t())))
+    else:
+        capi.check(load().fm_plan_bytes(C.byref(mask), C.byref(size)))
     return size.value

@@ -9,7 +9,7 @@ import paddle
 
 
 class IntervalLists(NamedTuple):
-    """Hidden row intervals of each column, any number of them; flashmask_attention takes them on CPUs."""
+    """Hidden row intervals of each column, any number of them."""
 
     column_ptr: paddle.Tensor
     intervals: paddle.Tensor

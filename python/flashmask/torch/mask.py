@@ -201,7 +201,8 @@ class Mask:
 
         device: for a mask without tensors; otherwise it can only be the tensors' device.
 
-        It is made on the current stream. Raises RuntimeError if a tensor of the mask changed in place since. While a
+        It is made on the current stream; with interval lists on a GPU it has the bits of their partial tiles, too, and
+        waits until these are counted. Raises RuntimeError if a tensor of the mask changed in place since. While a
         graph is traced or captured, making the plan becomes part of the graph, so that it follows the contents at every
         run.
         """
@@ -230,7 +231,7 @@ class Mask:
         if device in self._plans:  # asked for under another name of the device
             return self.plan(device)
         with torch.inference_mode(False):  # or a later backward could not save it
-            plan = operators.make_plan(self, device)
+            plan = operators.make_plan(self, device, counted=True)
         if type(plan) is torch.Tensor:  # not a trace's stand-in, which is of no use afterwards
             self._plans[device] = (device.type == "cuda", plan, self._versions())
         return plan

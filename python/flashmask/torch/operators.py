@@ -58,11 +58,11 @@ def mask_arguments(mask):
     return mask.bounds, mask.block_mask, mask.causal, mask.q_offset, left, right
 
 
-def make_plan(mask, device=None):
+def make_plan(mask, device=None, *, counted=False):
     """The plan of a Mask, as ops.plan describes it."""
     bounds, block_mask, *band = mask_arguments(mask)
     given = mask.q_pos, mask.k_pos, mask.column_ptr, mask.intervals
-    others = given if any(x is not None for x in given) else ()
+    others = (*given, counted) if any(x is not None for x in given) else ()
     place = torch.device(device or "cpu")
     # Without tensors there is nothing that says `meta` to the dispatcher.
     plan_ = _plan_fake if place.type == "meta" else _ops.plan
@@ -127,24 +127,35 @@ def _raise_as_meant(error):
 # --- Traces: shapes without data ----------------------------------------------------------------------
 
 
-def plan_bytes(seqlen_q, seqlen_k, batch, heads):
-    """Bytes of the plan of a mask, as the library lays it out; lengths may be symbolic."""
+def plan_bytes(seqlen_q, seqlen_k, batch, heads, bit_tiles=None):
+    """Bytes of a mask's plan, as the library lays it out; lengths may be symbolic. bit_tiles: None without bits."""
     masks = batch * heads
 
-    def blocks(length, size):
-        return (length + size - 1) // size
-
     def int_words(count):
-        return blocks(masks * count, 2)
+        return _blocks(masks * count, 2)
 
-    rows, keys = blocks(seqlen_q, 64), blocks(seqlen_k, 128)
+    rows, keys = _blocks(seqlen_q, 64), _blocks(seqlen_k, 128)
     header = 6
-    bits = 2 * masks * (rows * blocks(keys, 64) + keys * blocks(rows, 64))
+    bits = 2 * masks * (rows * _blocks(keys, 64) + keys * _blocks(rows, 64))
     counts_and_orders = int_words(rows) + 2 * (
-        int_words(keys) + int_words(blocks(seqlen_q, 128)) + int_words(blocks(seqlen_q, 192))
+        int_words(keys) + int_words(_blocks(seqlen_q, 128)) + int_words(_blocks(seqlen_q, 192))
     )
     extents, scratch = batch, masks * keys
-    return 8 * (header + bits + counts_and_orders + extents + scratch)
+    tiles = 0 if bit_tiles is None else 2 * masks * keys + masks * rows * _blocks(keys, 64) + 1 + 128 * bit_tiles
+    return 8 * (header + bits + counts_and_orders + extents + scratch + tiles)
+
+
+def most_bit_tiles(seqlen_q, seqlen_k, batch, heads, causal, window_left, window_right):
+    """How many bit tiles a plan of interval lists on a GPU can have; the band is over indices, or open."""
+    keys_of_row = _blocks(seqlen_k, 128)
+    right = min(window_right, 0) if causal and window_right != -1 else 0 if causal else window_right
+    if window_left != -1 and (causal or window_right != -1):
+        keys_of_row = torch.sym_min(keys_of_row, (window_left + right + 64) // 128 + 2)
+    return batch * heads * _blocks(seqlen_q, 64) * keys_of_row
+
+
+def _blocks(length, size):
+    return (length + size - 1) // size
 
 
 @torch.library.register_fake("flashmask::plan")
@@ -162,6 +173,7 @@ def _plan_fake(
     k_pos=None,
     column_ptr=None,
     intervals=None,
+    counted=False,
 ):
     others = dict(q_pos=q_pos, k_pos=k_pos, column_ptr=column_ptr, intervals=intervals)
     tensor_arguments.check_one_device(startend_row_indices=bounds, block_mask=block_mask, **others)
@@ -171,7 +183,11 @@ def _plan_fake(
     positions = [x for x in (q_pos, k_pos) if x is not None and seqlen_q != 0 and seqlen_k != 0]
     batch = max((x.shape[0] for x in (*tensors, *positions)), default=1)
     heads = max((x.shape[1] for x in tensors), default=1)
-    return torch.empty(plan_bytes(seqlen_q, seqlen_k, batch, heads), dtype=torch.uint8, device=device)
+    bit_tiles = None
+    if column_ptr is not None and seqlen_k != 0 and torch.device(device).type == "cuda":
+        band = (causal, window_left, window_right) if not positions else (False, -1, -1)
+        bit_tiles = most_bit_tiles(seqlen_q, seqlen_k, batch, heads, *band)
+    return torch.empty(plan_bytes(seqlen_q, seqlen_k, batch, heads, bit_tiles), dtype=torch.uint8, device=device)
 
 
 @torch.library.register_fake("flashmask::forward")
