@@ -22,6 +22,7 @@ decode    decode over KV caches, against FlashAttention-3, FlashInfer and XQA, a
           PyTorch package (FLASHMASK_TORCH_LIBRARY)
 prefill   chunks of rows and drafts over KV caches, against our contiguous forward, FlashAttention-3 and FlashInfer;
           likewise
+lists     masks of interval lists against FlexAttention, their partial tiles and their plans; likewise
 first     time from ready inputs to the first output, in a fresh process
 """
 
@@ -48,10 +49,11 @@ COMMANDS = {  # and the modules beside this one that have them
     "cycles": "cycles",
     "decode": "decode",
     "prefill": "prefill",
+    "lists": "interval_lists",
 }
 OF_THEIR_OWN = ("paper", "cycles", "decode", "prefill")  # commands that say what their options are
 ROUNDS = {"sparsity": 3, "small": 7, "features": 5, "blocks": 5, "padding": 7, "maskcost": 9}
-ROUNDS |= {"plan": 7, "masks": 7, "first": 5}
+ROUNDS |= {"plan": 7, "masks": 7, "lists": 7, "first": 5}
 BOTH_DIRECTIONS = {"small": "bwd: the forward and its backward"}
 
 
