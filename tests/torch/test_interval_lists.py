@@ -259,6 +259,13 @@ def test_lists_of_anything_read_nothing_else():
 
 
 @cuda_only
+def test_forwards_in_splits_refuse_them():
+    mask, _ = lists_of(dilated, 200, 200)
+    with pytest.raises(UnsupportedError, match="the mask has interval lists"), torch.no_grad():
+        ops.attention(*tensors(rows=200, keys=200), mask.replace(q_offset=0), split_size=128)
+
+
+@cuda_only
 def test_lists_elsewhere_are_refused():
     mask, _ = lists_of(dilated, device="cpu")
     with pytest.raises(ValueError, match="the mask is on cpu .*move the mask"):

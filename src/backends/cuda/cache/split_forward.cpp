@@ -70,6 +70,7 @@ std::string mask_refusal(const Problem& p) {
     return refused("q has ", p.seqlen_q, " rows and k ", p.seqlen_k, "; a GPU's have to be as many");
   if (m.q_offset != 0) return refused("q_offset ", m.q_offset, "; row 0 has to be that of key 0 on a GPU");
   if (p.dense.defined()) return refused("the mask is dense; give one of row intervals");
+  if (m.column_ptr) return refused("the mask has interval lists; give one of at most two intervals in a column");
   if (Vectors vectors; !find_vectors(m, vectors))
     return refused("the mask's vectors are not those of one tensor [.., 1, 2 or 4], LTS first");
   if (std::string why = heads_refusal(p, "the mask", m.bounds_heads); !why.empty()) return why;
