@@ -31,8 +31,8 @@ struct CachedScratch {
   float* scores;
 
   CachedScratch(const CachedProblem& p, float* scratch) : parts(scratch) {
-    const int64_t stride = padded(round_up(p.head_dim, kPair)),
-                  widest = padded(round_up(std::max(p.head_dim, p.head_dim_v), kPair));
+    const int64_t stride = padded(round_up(p.head_dim, kFilled)),
+                  widest = padded(round_up(std::max(p.head_dim, p.head_dim_v), kFilled));
     q = {parts.take(PackedRows::kMost * stride), stride};
     keys = {parts.take(kCachedKeys * widest), widest};
     scores = parts.take(PackedRows::kMost * kCachedKeys);
@@ -44,7 +44,7 @@ void load_queries_of(const CachedProblem& p, const Sequence& sequence, const Pac
   for (int64_t n = 0; n < rows.total(); ++n, to.at += to.stride) {
     load_row(cached_row<const Element>(p, p.q, rows.b, sequence.rows(), rows.row(n), rows.head(n)), p.head_dim,
              p.scale(), to.at);
-    std::fill(to.at + p.head_dim, to.at + round_up(p.head_dim, kPair), 0.0f);
+    std::fill(to.at + p.head_dim, to.at + round_up(p.head_dim, kFilled), 0.0f);
     to_pairs(p.cache_dtype, p.head_dim, to.at);
   }
 }

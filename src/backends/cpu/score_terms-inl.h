@@ -101,12 +101,18 @@ class ScoreTerms {
   int64_t position_[kCachedKeys] = {};
 };
 
+/// The largest lane of a vector without NaN. Highway's emulation begins with the lowest finite number, not with -inf.
+HWY_INLINE float largest_lane(Vec x) {
+  const float largest = hn::GetLane(hn::MaxOfLanes(kFloats, x));
+  return HWY_TARGET == HWY_EMU128 && largest == hwy::LowestValue<float>() ? -kInf : largest;
+}
+
 /// The online softmax of a packed row over a tile: scores become weights. Returns the factor for what was summed up
 /// before.
 HWY_INLINE float softmax_row(float* scores, float& running_max, float& running_sum) {
   Vec most = hn::Load(kFloats, scores);
   for (int64_t j = kLanes; j < kCachedKeys; j += kLanes) most = hn::Max(most, hn::Load(kFloats, scores + j));
-  const float before = running_max, largest = std::max(before, hn::GetLane(hn::MaxOfLanes(kFloats, most)));
+  const float before = running_max, largest = std::max(before, largest_lane(most));
   const Vec reference = hn::Set(kFloats, largest == -kInf ? 0.0f : largest);
   Vec sum = hn::Zero(kFloats);
   for (int64_t j = 0; j < kCachedKeys; j += kLanes) {

@@ -37,6 +37,8 @@ constexpr int64_t kPair = 2 * kLanes;
 /// Products take rows of a multiple of this many elements: half a pair of the widest vectors.
 constexpr int64_t kWhole = 16;
 static_assert(SoftmaxState::out_stride(1) % kPair == 0);
+/// Rows of floats end in zeros up to a multiple of this many elements, so that products read no others.
+constexpr int64_t kFilled = std::max(kPair, kWhole);
 
 /// As they lie.
 template <typename Element>
@@ -76,7 +78,7 @@ struct HalfPair {
   }
 };
 
-/// A row of n elements as floats in pairs, and zeros up to a whole one.
+/// A row of n elements as floats in pairs, and zeros up to a multiple of kFilled.
 template <typename Element>
 HWY_INLINE void load_pairs(const Element* from, int64_t n, float* to) {
   const auto load = [&](const Element* at, int64_t c) {
@@ -86,10 +88,12 @@ HWY_INLINE void load_pairs(const Element* from, int64_t n, float* to) {
   };
   int64_t c = 0;
   for (; c + kPair <= n; c += kPair) load(from + c, c);
-  if (c == n) return;
-  alignas(64) Element rest[kPair] = {};
-  std::memcpy(rest, from + c, static_cast<std::size_t>(n - c) * sizeof(Element));
-  load(rest, c);
+  if (c < n) {
+    alignas(64) Element rest[kPair] = {};
+    std::memcpy(rest, from + c, static_cast<std::size_t>(n - c) * sizeof(Element));
+    load(rest, c);
+  }
+  std::fill(to + round_up(n, kPair), to + round_up(n, kFilled), 0.0f);
 }
 
 /// Gives a row of n floats, in place, the order of a stored type's pairs.
@@ -195,7 +199,7 @@ void load_tile_of(const StoredKeys& keys, int64_t head, int64_t dim, Rows to) {
     if (keys.is_there(n))
       load_pairs(reinterpret_cast<const Element*>(keys.row(n, head)), dim, to.at);
     else
-      std::fill(to.at, to.at + round_up(dim, kPair), 0.0f);
+      std::fill(to.at, to.at + round_up(dim, kFilled), 0.0f);
   }
 }
 
