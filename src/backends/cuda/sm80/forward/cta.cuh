@@ -179,9 +179,12 @@ class ForwardCta {
   __device__ __forceinline__ void make_mask(int32_t block) {
     using Bits = ElementBits<Params>;
     const int own = warp_ * Traits::kRowsOfWarp, first = own / Bits::kRows * Bits::kRows;
-    const int64_t offset = (is_dense() ? p_.dense.place : p_.mask.place).offset(batch_, head_);
+    // Opaque, so that nothing derived from them stays in registers.
+    const uint32_t batch = ptx::opaque(batch_), head = ptx::opaque(head_);
+    const auto first_row = static_cast<int32_t>(ptx::opaque(static_cast<uint32_t>(row_ + first)));
+    const int64_t offset = (is_dense() ? p_.dense.place : p_.mask.place).offset(batch, head);
     uint32_t bits[4];
-    Bits(p_, offset, batch_, row_ + first, block * Bits::kKeys).compute(bits);
+    Bits(p_, offset, batch, first_row, block * Bits::kKeys).compute(bits);
     const uint32_t row = ptx::lane() - static_cast<uint32_t>(own - first);
     __syncwarp();  // All lanes have read the bits before.
     if (row < Traits::kRowsOfWarp)
