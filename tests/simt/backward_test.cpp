@@ -378,13 +378,13 @@ TEST(KeyMagnitudes, AreThoseOfAPlainLoop) {
     std::vector<cuda::KeyMagnitudes> ours(kBatch * kHeads * kBlocks, {-1, -1});
     cuda::LaunchChain(nullptr).launch("magnitudes", sm80::bwd::magnitude_instance(DataType::kBFloat16).kernel,
                                       kBatch * kHeads * kBlocks, cuda::kRowThreads, 0,
-                                      sm80::bwd::MagnitudeParams{{.k = rows_of(k.view),
-                                                                  .v = rows_of(v.view),
-                                                                  .magnitudes = ours.data(),
-                                                                  .seqlen_k = kKeys,
-                                                                  .blocks = kBlocks,
-                                                                  .heads = kHeads},
-                                                                 {}});
+                                      cuda::KeyMagnitudeParams{.k = rows_of(k.view),
+                                                               .v = rows_of(v.view),
+                                                               .magnitudes = ours.data(),
+                                                               .extents = {},
+                                                               .seqlen_k = kKeys,
+                                                               .blocks = kBlocks,
+                                                               .heads = kHeads});
     for (int64_t n = 0; n < kBatch * kHeads * kBlocks; ++n) {
       const int64_t first = n % kBlocks * kBlock;
       const cuda::KeyMagnitudes want = plain_magnitudes(k.view, v.view, n / kBlocks / kHeads, n / kBlocks % kHeads,
