@@ -211,8 +211,11 @@ TEST_F(PlanOnDevice, NoListReadsBeyondTheIntervals) {
 
 TEST_F(PlanOnDevice, RoomForBitTiles) {
   Random random(14);
-  MaskParts parts = random_parts(random, ColumnKind::kLists, 700, 900);
-  parts.band = Band::causal();
+  MaskParts parts;
+  do {
+    parts = random_parts(random, ColumnKind::kLists, 700, 900);
+    parts.band = Band::causal();
+  } while (!Mask(parts).has_interval_lists());
   const Mask mask(parts);
   const DeviceMask on_device(mask);
   const Device device{Device::Kind::kCuda, 0};
