@@ -69,7 +69,7 @@ def test_right_padding_of_a_batch(head_dims):
 @pytest.mark.parametrize("deterministic", (False, True))
 def test_many_tiles(deterministic):
     """Tiles before the last, and whole tiles of padding; few key heads, whose query heads kernels may divide."""
-    mask = flashmask.masks.padding(1500, 1500, [1100], [1100]).replace(window=(-1, 0))
+    mask = flashmask.masks.padding(1500, 1500, [1100], [1100], device=DEVICE).replace(window=(-1, 0))
 
     def call(q, k, v):
         return flashmask.flashmask_attention(q, k, v, mask, deterministic=deterministic)
@@ -82,7 +82,7 @@ def test_many_tiles(deterministic):
 def test_features():
     """A row of the padding sees the sink alone."""
     sink = torch.linspace(-1, 1, 2, device=DEVICE)
-    mask = flashmask.masks.padding(300, 300, [200], [200])
+    mask = flashmask.masks.padding(300, 300, [200], [200], device=DEVICE)
 
     def call(q, k, v):
         return flashmask.flashmask_attention(q, k, v, mask, sink=sink, softcap=20.0)
