@@ -183,7 +183,7 @@ def test_transformations(rng):
 @pytest.mark.parametrize(
     "changes, error, says",
     [
-        ({"q": np.zeros((2, 1, 4, 8), np.float32)}, ValueError, "cache.k is .* q's head_dim"),
+        ({"q": np.zeros((2, 1, 4, 8), DTYPE)}, ValueError, "cache.k is .* q's head_dim"),
         ({"q": np.zeros((2, 4, HEAD_DIM), np.float32)}, ValueError, "q has shape"),
         ({"cache": (1, 2)}, TypeError, r"cache is .*; it must be a flashmask.jax.KvCache"),
         ({"mask": np.ones((2, 2))}, TypeError, "mask is .*; it must be a flashmask.jax.SequenceMask"),

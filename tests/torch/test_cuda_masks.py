@@ -98,11 +98,12 @@ def test_from_dense(family):
     same(masks.from_dense(visible.to(DEVICE)), masks.from_dense(visible))
 
 
-def test_from_dense_that_does_not_fit():
+def test_from_dense_that_needs_lists():
     visible = torch.ones(40, 40, dtype=torch.bool, device=DEVICE)
     visible[[3, 6, 9], 17] = False
-    with pytest.raises(UnrepresentableMaskError, match="column 17"):
-        masks.from_dense(visible)
+    mask = masks.from_dense(visible)
+    assert mask.intervals.device == DEVICE and mask.intervals.tolist() == [[3, 4], [6, 7], [9, 10]]
+    assert torch.equal(mask.to_dense()[0, 0], visible)
 
 
 def test_moves():

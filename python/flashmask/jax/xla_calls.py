@@ -205,7 +205,8 @@ def described(name, x):
         dtype = capi.dtype_of(x.dtype)
     except KeyError:
         raise TypeError(f"{name} is {x.dtype}; it must be {', '.join(capi.DTYPES)}") from None
-    return capi.device_tensor(None, dtype, x.shape)
+    # That a mask has lists is told by their address.
+    return capi.device_tensor(_SOMEWHERE if name == "column_ptr" else None, dtype, x.shape)
 
 
 # --- Transformations --------------------------------------------------------------------------------------------------
