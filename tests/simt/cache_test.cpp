@@ -543,7 +543,7 @@ class MadePlan {
     const std::vector<Walked> walked = blocks_of(n, head);
     const Sequence& s = sequences_[static_cast<std::size_t>(tile.request)];
     const Sight& sight = sights_[static_cast<std::size_t>(tile.request)];
-    const bool is_exact = tile.tail == 0 || s.has_positions();
+    const bool is_exact = tile.tail == 0 || s.has_band_positions();
     const int64_t known = plan.has_classes ? int64_t{plan.words} * kBlocksOfWord : INT32_MAX;
     std::size_t next = 0, needed = 0;
     for (int64_t block = 0; block < sight.blocks(); ++block) {
