@@ -97,7 +97,7 @@ struct Options {
   /// KiB of shared memory. "auto" obeys the environment variable FLASHMASK_KERNELS. The CPU takes "auto" alone.
   std::string kernels = "auto";
   /// Debug: where to add up the executed tiles; null counts nothing. To read the count, a call on a CUDA device waits
-  /// for the stream; one with features.split_size refuses it.
+  /// for the stream; with features.split_size it refuses to count.
   ExecutedTiles* executed_tiles = nullptr;
 };
 

@@ -188,7 +188,7 @@ FLASHMASK_API fm_status fm_plan_bytes(const fm_mask* mask, size_t* bytes);
 /* A plan on a CUDA device of a mask with interval lists has bits, too, of as many partial granules as `bytes` has room
  * for. `most`: bytes with room for all that there can be, from the shapes alone: calls that make their own plan use so
  * many, and a plan that a CUDA graph builds needs them. `scratch`: of fm_plan_count_bytes. Without interval lists both
- * are fm_plan_bytes. */
+ * are fm_plan_bytes; a mask has them if the data of column_ptr are not NULL, which are not read. */
 FLASHMASK_API fm_status fm_plan_device_bytes(const fm_mask* mask, size_t* most, size_t* scratch);
 /* Bytes that the plan of the mask's contents as they are needs on options->device, where `scratch` is, too (8-byte
  * aligned). Waits for options->stream on a CUDA device, if the mask has interval lists. */

@@ -205,14 +205,18 @@ __device__ inline void zero(int32_t* values, int64_t count) {
     values[n] = 0;
 }
 
-/// A block for every key block of every mask, at least one.
-__device__ __forceinline__ void classify(const Params& p) {
-  allow_next();
-  // The next kernel adds to these.
+/// Zeroes the counts of rows, which later kernels add to: by all blocks.
+__device__ __forceinline__ void clear_row_counts(const Params& p) {
   const int64_t masks = p.layout.batch * p.layout.heads;
   zero(p.at<int32_t>(p.layout.row_counts), masks * p.layout.row_granules);
   zero(p.at<int32_t>(p.layout.row_tile_counts_128), masks * p.layout.row_tiles_128);
   zero(p.at<int32_t>(p.layout.row_tile_counts_192), masks * p.layout.row_tiles_192);
+}
+
+/// A block for every key block of every mask, at least one.
+__device__ __forceinline__ void classify(const Params& p) {
+  allow_next();
+  clear_row_counts(p);
   if (p.key_blocks == 0) return;
 
   __shared__ int4 pieces[kWindowGranules / 4];

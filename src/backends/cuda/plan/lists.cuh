@@ -97,11 +97,7 @@ class WarpLists {
 /// A block for every key block of every mask, at least one.
 __device__ __forceinline__ void read_lists(const Params& p) {
   allow_next();
-  // The next kernels add to these.
-  const int64_t masks = p.layout.batch * p.layout.heads;
-  zero(p.at<int32_t>(p.layout.row_counts), masks * p.layout.row_granules);
-  zero(p.at<int32_t>(p.layout.row_tile_counts_128), masks * p.layout.row_tiles_128);
-  zero(p.at<int32_t>(p.layout.row_tile_counts_192), masks * p.layout.row_tiles_192);
+  clear_row_counts(p);
   if (p.key_blocks == 0) return;
 
   __shared__ uint32_t ascending[kAscendingWords];

@@ -270,7 +270,7 @@ class Producer {
   Tile tile_{};
   ptx::RingPosition<Traits::kStages> ring_;
   uint32_t kv_phase_ = 0, padded_phase_ = 0;
-  PaddingStart row_padding_, key_padding_;  ///< the work tile's batch entry has them
+  PaddingStart row_padding_, key_padding_;  ///< the work tile's batch entry's
   uint32_t executed_ = 0;
 };
 

@@ -10,7 +10,7 @@
 
 namespace flashmask::sm90 {
 
-/// The begin of padding: rows of a tensor from `end` on count as zeros. A tensor that has none needs no care, as the
+/// The start of padding: a tensor's rows from `end` on count as zeros. A tensor without any needs no care, as the
 /// copy engine fills in zeros behind its last row.
 struct PaddingStart {
   int32_t end = INT32_MAX;
@@ -18,7 +18,7 @@ struct PaddingStart {
   __device__ __forceinline__ static PaddingStart after(int32_t visible, int32_t length) {
     return {visible < length ? visible : INT32_MAX};
   }
-  /// The first padding row of a tile, from the tile's first row, which is `row`; no less than its rows if it has none.
+  /// The first row of padding, counted from the tile's first row, `row`; at least the tile's rows if it has none.
   __device__ __forceinline__ int32_t in_tile(int32_t row) const { return end - row; }
 };
 

@@ -197,7 +197,7 @@ class Producer {
   LateAnnouncement late_{};
   Values late_values_{};
   bool values_are_late_ = false;
-  PaddingStart padding_;  ///< the work tile's keys have it
+  PaddingStart padding_;  ///< the work tile's, in V
   uint32_t padded_phase_ = 0;
   ptx::RingPosition<Traits::kQBuffers> q_ring_;
   ptx::RingPosition<Traits::kStages> kv_ring_;
