@@ -138,6 +138,16 @@ def invariance(rows):
     return [*paragraph(said), *markdown_table(["us", "fast", *(f"splits of {size}" for size in sizes)], cells), ""]
 
 
+def forests(rows):
+    """Forests beside the plain call."""
+    if not rows:
+        return []
+    titles = ["us", "of which shared keys", "plain", "as a forest", "its update"]
+    cells = [[row["cell"], row["shared"], *(us_of(row, name) for name in ("ours", "forest", "update"))] for row in rows]
+    said = "Requests that begin with the same pages, as a [forest](../inference.md#shared-prefixes):"
+    return [*paragraph(said), *markdown_table(titles, cells), ""]
+
+
 def mma_sync(run, cells):
     """The kernels of mma.sync beside FlashInfer's."""
     large = [cell for cell in cells if cell["mb"] >= decode_bars.MMA_SYNC_MB and "flashinfer" in cell["over_ours"]]
@@ -165,6 +175,7 @@ def lines(topics):
         *layouts(held["cells"]),
         *float8(held.get("float8", ())),
         *invariance(held.get("invariance", ())),
+        *forests(held.get("forests", ())),
         *(mma_sync(other, other["figures"]["decode"]["cells"]) if other else ()),
         *markdown_table(["", "us"], list(others(held))),
     ]

@@ -3,10 +3,12 @@
 
 from .torch.cached_attention import CachePlan, append_kv, explain, flashmask_with_kvcache
 from .torch.flash_attn_cache import flash_attn_with_kvcache
+from .torch.forest import Forest
 from .torch.kv_cache import KvCache, SequenceMask
 
 __all__ = [
     "CachePlan",
+    "Forest",
     "KvCache",
     "SequenceMask",
     "append_kv",

@@ -144,6 +144,7 @@ def steps(monkeypatch):
         "LONG": small,
         "SMALLEST": small,
         "UPDATED": (small,),
+        "SHARED": ((small, 128), (small, 0)),
         "FLOAT8": (small,),
         "INVARIANT": HOST_HEADS,
         "ONE_SPLIT": small,
@@ -199,6 +200,9 @@ def test_a_run_measures_every_layout_beside_peers_that_agree(steps, capsys):
     sizes = {str(size) for size in decode_shapes.SPLIT_SIZES}
     found = [set(row["us"]) - {"ours", *sizes} for row in figures["invariance"]]
     assert found.count({"fa3_one_split"}) == 1 and found.count(set()) == 3
+    assert [(row["shared"], set(row["us"])) for row in figures["forests"]] == [
+        (keys, {"ours", "forest", "update"}) for keys in (128, 0)
+    ]
     assert {"sm90.cache.shares"} < set(receipt["kernel_hashes"])
     last = capsys.readouterr().out.splitlines()[-2:]
     assert "bars held; missed:" in last[0] and last[1] == "none"
@@ -207,8 +211,8 @@ def test_a_run_measures_every_layout_beside_peers_that_agree(steps, capsys):
 def test_a_run_ends_within_its_budget(steps, capsys):
     _, receipt = run_of(budget=-1)
     figures = receipt["figures"]["decode"]
-    assert not figures["cells"] and len(figures["not_measured"]) == 11
-    assert "11 steps not measured" in capsys.readouterr().out
+    assert not figures["cells"] and len(figures["not_measured"]) == 12
+    assert "12 steps not measured" in capsys.readouterr().out
 
 
 def test_kernels_of_mma_sync_are_measured_over_all_cells_alone(steps):
@@ -325,6 +329,19 @@ def test_bars_of_a_cell(changes, missed):
     assert decode.cell_line(cell).startswith("FAIL" if missed else "PASS")
 
 
+@pytest.mark.parametrize(
+    "shared, us, held",
+    [
+        (8192, {"forest": 11.0, "update": 1001.0}, [False, False]),
+        (8192, {"forest": 10.0, "update": 9.0}, [True, True]),
+        (0, {"forest": 41.3, "update": 9.0}, [True, False]),
+    ],
+)
+def test_bars_of_forests(shared, us, held):
+    row = {"cell": "64 x 8704, 32/8", "us": {"ours": 40.0, **us}, "shared": shared}
+    assert [c["passed"] for c in decode_bars.of_forest(row)] == held
+
+
 def test_bars_of_float8_and_invariance():
     row = {"cell": "64 x 8192, 32/8", "us": {"ours": 10.0, "by_token": 10.4}, "over_ours": {"bf16": 1.7, "xqa": 1.04}}
     assert [c["passed"] for c in decode_bars.of_float8(row)] == [False, False, False]
@@ -372,6 +389,7 @@ def test_the_page_of_a_receipt():
         "masks": [{"cell": "16 x 16384", "us": {"ours": 1.0, "fa3": 2.0, "tree": 3.0, "xqa_tree": 4.0}}],
         "updates": [{"update": "64 x 8192, causal", "us": 6.7, "vector_mb": 0}],
         "host": [{"contender": "ours", "us": 40.0}],
+        "forests": [{"cell": "64 x 8704", "us": {"ours": 9.0, "forest": 2.0, "update": 3.0}, "shared": 8192}],
         "versions": {"flashinfer": "0.6"},
         "stream_gb_per_s": {},
     }
@@ -379,6 +397,7 @@ def test_the_page_of_a_receipt():
     text = "\n".join(decode_page.lines({"decode": run}))
     assert decode_page.lines({}) == []
     assert "| 1 x 1024 | 10.0 (0.90) |" in text and "| 64 x 1024 | 10.0 |" in text
+    assert "| 64 x 8704 | 8192 | 9.0 | 2.0 | 3.0 |" in text
     assert "98.0 %" in text and "XQA, the tree" in text and "FlashInfer 0.6" in text
     assert len([bar for bar in missed_bars.of_decode({"decode": run}) if not bar.passed]) == 6
 

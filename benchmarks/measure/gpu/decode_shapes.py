@@ -42,6 +42,13 @@ SMALLEST = Shape(1, 1024, *MODELS[0])
 FLOAT8 = Shape(64, 8192, *MODELS[0]), Shape(8, 32768, *MODELS[0])
 INVARIANT, SPLIT_SIZES = MODELS[0], (1024, 256, 512, 2048)  # the default first
 ONE_SPLIT = Shape(1, 32768, *MODELS[0])  # beside FlashAttention-3 without splits
+# Shapes, and how many of their first keys all requests share.
+SHARED = (
+    (Shape(64, 8192 + 512, *MODELS[0]), 8192),
+    (Shape(16, 32768 + 1024, *MODELS[0]), 32768),
+    (Shape(64, 8192, *MODELS[0]), 0),
+    (Shape(256, 8192, *MODELS[0]), 4096),
+)
 UPDATED = Shape(64, 8192, *MODELS[0]), Shape(256, 32768, *MODELS[0]), Shape(4096, 128, *MODELS[0])
 
 # Prefill: chunks of rows, the last of their keys, and page sizes; drafts; four images among as much text.
