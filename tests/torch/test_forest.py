@@ -133,6 +133,23 @@ def test_float8():
     check(batch)
 
 
+@pytest.mark.parametrize("page_size", [16, 128])
+def test_bits_of_the_plain_call(page_size):
+    """Under batch_invariant, where requests of one split and of several lie side by side."""
+    torch.manual_seed(5)
+    invariance = {"batch_invariant": True, "split_size": 128}
+    for mask in (None, SequenceMask(window_size=(150, 0))):
+        batch = tree(page_size, depth=700 // page_size)
+        forest = batch.forest(**invariance)
+        assert distinct_pages(forest) < sum(-(-n // page_size) for n in batch.cache.seqlens.tolist())
+        options = {"return_softmax_lse": True, "sink": torch.rand(HEADS_Q).to(DEVICE)}
+        wanted = flashmask_with_kvcache(
+            batch.q, batch.cache, mask, cu_seqlens_q=batch.cu_seqlens_q, **invariance, **options
+        )
+        for got, want in zip(forest.attention(batch.q, batch.cache, mask, **options), wanted):
+            assert torch.equal(got, want)
+
+
 def test_lengths_and_tables_may_grow():
     """Under one plan, whose tensors stay where they are."""
     torch.manual_seed(3)
@@ -201,9 +218,12 @@ def test_refusals():
     ):
         with pytest.raises(UnsupportedError, match="mask.(causal|bounds|tail) is"):
             forest.attention(batch.q, cache, mask)
-    for options in ({"batch_invariant": True}, {"split_size": 256}, {"out": batch.q}):
-        with pytest.raises(UnsupportedError, match=f"{next(iter(options))} is given"):
-            forest.attention(batch.q, cache, **options)
+    with pytest.raises(UnsupportedError, match="out is given"):
+        forest.attention(batch.q, cache, out=batch.q)
+    with pytest.raises(TypeError, match="split_size is given; it is an argument of Forest.from_page_table"):
+        forest.attention(batch.q, cache, split_size=256)
+    with pytest.raises(ValueError, match="split_size is 1000; with batch_invariant it must be whole pages of 16"):
+        batch.forest(batch_invariant=True, split_size=1000)
     with pytest.raises(UnsupportedError, match="slopes"):
         forest.attention(batch.q, cache, alibi_slopes=torch.ones(2, HEADS_Q, device=DEVICE))
     with pytest.raises(ValueError, match="cache.page_table is another tensor"):

@@ -196,14 +196,14 @@ def shared_prefix(session, shape, keys):
     for table in cell.tables:
         table[1:, : keys // cell.page] = table[0, : keys // cell.page]
     forests = [Forest.from_page_table(table, cell.lengths, cell.page) for table in cell.tables]
-    found["ours"], found["forest"] = cell.ours(), call_of_forests(cell, forests)
+    found["ours"], found["forest"] = cell.ours(), forest_call(cell, forests)
     decode_cell.check_agreement(f"{cell.name}: a forest", found["forest"](0), found["ours"](0))
     made = {name: contender_of(cell, call) for name, call in found.items()}
     made["update"] = Contender(lambda n: forests[n].update(), cell.count, cell.count)
     return row_of(cell, session.turns(made), {}) | {"shared": keys}
 
 
-def call_of_forests(cell, forests):
+def forest_call(cell, forests):
     """A call on cache n as a forest, with a ready plan of its own."""
     caches, plans = cell.caches(), []
     for forest, cache in zip(forests, caches):

@@ -11,7 +11,7 @@ import torch
 from .._core import arguments
 from .._core.errors import UnsupportedError
 from . import tensor_arguments
-from .cached_attention import CachePlan, flashmask_with_kvcache
+from .cached_attention import SPLIT_SIZE, CachePlan, flashmask_with_kvcache
 from .kv_cache import KvCache, SequenceMask, check_kind
 
 _MOST_KEYS = 2**31 - 1
@@ -39,6 +39,8 @@ class Forest:
         *,
         rows: int = 1,
         cu_seqlens_q: torch.Tensor | None = None,
+        batch_invariant: bool = False,
+        split_size: int = SPLIT_SIZE,
     ) -> Forest:
         """The forest of a batch, built where the tensors are, without waiting for a device.
 
@@ -46,6 +48,7 @@ class Forest:
         seqlens: int32 [batch], likewise: the keys of each request, its new tokens counted.
         page_size: keys of a page.
         rows: rows of each request in a call; with cu_seqlens_q, int32 [batch + 1], all rows of the packed q.
+        batch_invariant, split_size: of the calls. Whole splits are shared, and the bits are those of the plain call.
 
         Its memory is 12 bytes for each key that the table has room for. Raises TypeError or ValueError if an argument
         is wrong.
@@ -59,6 +62,13 @@ class Forest:
                 _check_integers(name, x, shape, page_table.shape[0] + more)
         tensor_arguments.check_one_device(page_table=page_table, seqlens=seqlens, cu_seqlens_q=cu_seqlens_q)
         page_size, rows = arguments.integer("page_size", page_size, 1), arguments.integer("rows", rows, 0)
+        split_size = arguments.integer("split_size", split_size, 1)
+        if arguments.flag("batch_invariant", batch_invariant):
+            if split_size % page_size:
+                raise ValueError(
+                    f"split_size is {split_size}; with batch_invariant it must be whole pages of {page_size}"
+                )
+            return cls(page_table, seqlens, page_size, rows, cu_seqlens_q, split_size)
         return cls(page_table, seqlens, page_size, rows, cu_seqlens_q)
 
     def __init__(
@@ -68,13 +78,18 @@ class Forest:
         page_size: int,
         rows: int,
         cu_seqlens_q: torch.Tensor | None,
+        split_size: int | None = None,
     ):
         self._table, self._seqlens, self._cu_seqlens_q, self.page_size = page_table, seqlens, cu_seqlens_q, page_size
+        self._invariance: dict[str, Any] = (
+            {} if split_size is None else {"batch_invariant": True, "split_size": split_size}
+        )
+        self._unit = (split_size or page_size) // page_size  # pages that are shared, and begin in the list, together
         batch, max_pages = page_table.shape
         self._shape = (batch, rows) if cu_seqlens_q is None else (rows,)  # of q's rows
         self.rows = math.prod(self._shape)
         # Leaves room for a key that nothing sees for each row: a row is the sequence's n - rows + i, and none below 0.
-        pages = batch * max_pages + -(-self.rows // page_size)
+        pages = batch * _rounded_up(max_pages, self._unit) + -(-self.rows // page_size)
         self.max_keys = pages * page_size
         if not 0 < batch * max_pages or self.max_keys > _MOST_KEYS:
             raise ValueError(
@@ -100,7 +115,7 @@ class Forest:
         seqlens = self._seqlens.long().clamp(0, max_pages * self.page_size)
         begins = self._row_begins()
         first_rows = seqlens - (begins[1:] - begins[:-1])
-        order, first_pages, ends = _shared_pages(self._table.long(), first_rows // self.page_size)
+        order, first_pages, ends = _shared_pages(self._table.long(), first_rows // self.page_size, self._unit)
         begins_in_order = _sums((begins[1:] - begins[:-1])[order])
         self._place_rows(begins, begins_in_order, order, first_rows)
         pages = -(-seqlens[order] // self.page_size)
@@ -110,10 +125,8 @@ class Forest:
         self, heads_q: int, heads_kv: int, head_dim: int, head_dim_v: int | None = None, float8: bool = False
     ) -> CachePlan:
         """A CachePlan for calls over the forest, one for all layers of one mask; see update_plan."""
-        return CachePlan(
-            1, self.rows, self.max_keys, heads_q, heads_kv, head_dim, head_dim_v, device=self._table.device,
-            float8=float8,
-        )  # fmt: skip
+        sizes = 1, self.rows, self.max_keys, heads_q, heads_kv, head_dim, head_dim_v
+        return CachePlan(*sizes, device=self._table.device, float8=float8, **self._invariance)
 
     def update_plan(
         self, plan: CachePlan, cache: KvCache, mask: SequenceMask | None = None, *, alibi: bool = False
@@ -142,14 +155,15 @@ class Forest:
             flashmask_with_kvcache.
 
         Raises as flashmask_with_kvcache does, and UnsupportedError naming what a forest has not: bounds, tails,
-        positions and block masks, and the options batch_invariant, split_size, out, lse and slopes by batch entry.
+        positions and block masks, the options out and lse, and slopes by batch entry.
         """
         _refuse_options(options)
         one_mask = self._as_one_mask(mask, options.get("alibi_slopes") is not None)
         rows = self._rows_of(q).index_select(0, self._rows_in_order)[None]
         result: Any = flashmask_with_kvcache(
-            rows, self._as_one_cache(cache), one_mask, plan, return_softmax_lse=return_softmax_lse, **options
-        )
+            rows, self._as_one_cache(cache), one_mask, plan, return_softmax_lse=return_softmax_lse, **options,
+            **self._invariance,
+        )  # fmt: skip
         out, lse = result if return_softmax_lse else (result, None)
         out = out[0].index_select(0, self._places).view(*q.shape[:-1], out.shape[-1])
         if lse is None:
@@ -219,7 +233,7 @@ class Forest:
         """Lists the pages of each request that are not an earlier one's, with the rows that see their keys."""
         slots, page_size = self._pages.shape[1], self.page_size
         column = torch.arange(self._table.shape[1], device=order.device)
-        listed_before = _sums((pages - first_pages).clamp(min=0))
+        listed_before = _sums(_rounded_up(pages - first_pages, self._unit).clamp(min=0))
         slot = listed_before[:-1, None] + column - first_pages[:, None]
         slot = torch.where((column >= first_pages[:, None]) & (column < pages[:, None]), slot, slots).flatten()
 
@@ -254,8 +268,11 @@ def _check_integers(name: str, x: torch.Tensor, shape: str, length: int) -> None
 
 
 def _refuse_options(options: dict[str, Any]) -> None:
-    for name in ("batch_invariant", "split_size", "out", "lse", "cu_seqlens_q"):
-        if options.get(name) is not None and options[name] is not False:
+    for name in ("batch_invariant", "split_size", "cu_seqlens_q"):
+        if name in options:
+            raise TypeError(f"{name} is given; it is an argument of Forest.from_page_table")
+    for name in ("out", "lse"):
+        if options.get(name) is not None:
             raise UnsupportedError(f"{name} is given; a call over a forest does not take it")
     slopes = options.get("alibi_slopes")
     if slopes is not None and getattr(slopes, "ndim", 1) != 1:
@@ -267,19 +284,20 @@ def _refuse_options(options: dict[str, Any]) -> None:
 # --- What requests share ------------------------------------------------------------------------------
 
 
-def _shared_pages(table, full):
+def _shared_pages(table, full, unit):
     """(order, first, ends): an order of requests in which those with a common prefix are side by side; for the k-th how
     many pages it shares with the one before, [batch]; and for each of its pages the first request after it that does
     not have it, [batch, max_pages].
 
-    full: how many pages of each request lie before its rows. Others are never shared.
+    full: how many pages of each request lie before its rows. Others are never shared. unit: pages are shared by so
+        many.
     """
     batch, max_pages = table.shape
     request, column = torch.arange(batch, device=table.device), torch.arange(max_pages, device=table.device)
     entries = torch.where(column < full[:, None], table, _NEVER + request[:, None])
     order = _lexicographic_order(entries)
     entries = entries[order]
-    first = torch.nn.functional.pad((entries[1:] == entries[:-1]).cumprod(1).sum(1), (1, 0))
+    first = torch.nn.functional.pad((entries[1:] == entries[:-1]).cumprod(1).sum(1), (1, 0)) // unit * unit
     # Scans from the last request to the first for the nearest one that shares less with the one before it.
     parts = torch.where(first[1:, None] <= column, request[1:, None], batch)
     ends = torch.nn.functional.pad(parts, (0, 0, 0, 1), value=batch).flip(0).cummin(0).values.flip(0)
@@ -301,6 +319,10 @@ def _dense_ranks(values: torch.Tensor) -> torch.Tensor:
     ascending, places = values.flatten().sort()
     ranks = torch.nn.functional.pad((ascending[1:] != ascending[:-1]).cumsum(0), (1, 0))
     return torch.empty_like(ranks).scatter_(0, places, ranks).view_as(values)
+
+
+def _rounded_up(count: Any, unit: int) -> Any:
+    return -(-count // unit) * unit
 
 
 def _sums(counts: torch.Tensor) -> torch.Tensor:
