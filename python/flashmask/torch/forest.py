@@ -151,8 +151,7 @@ class Forest:
         cache: with the forest's own page_table and seqlens.
         mask: causal, with a window or without; None: causal.
         plan: from plan(), updated by update_plan; None: the call makes its own.
-        options: softmax_scale, softcap, sink, alibi_slopes of [heads_q], max_ctas, validate and backend of
-            flashmask_with_kvcache.
+        options: the others of flashmask_with_kvcache; alibi_slopes are [heads_q].
 
         Raises as flashmask_with_kvcache does, and UnsupportedError naming what a forest has not: bounds, tails,
         positions and block masks, the options out and lse, and slopes by batch entry.
