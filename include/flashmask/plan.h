@@ -14,10 +14,6 @@
 
 namespace flashmask {
 
-/// A granule, the unit of a plan: 64 query rows x 128 keys.
-inline constexpr int64_t kGranuleRows = 64;
-inline constexpr int64_t kGranuleKeys = 128;
-
 /// Limit of a plan's size: about the plan of one mask of 128 Mi rows and keys. Larger lengths are mistakes, better
 /// named than answered with a lack of memory.
 inline constexpr int64_t kMaxPlanBytes = int64_t{1} << 40;

@@ -10,6 +10,10 @@
 
 namespace flashmask {
 
+/// A granule, the unit of a plan: 64 query rows x 128 keys.
+inline constexpr int64_t kGranuleRows = 64;
+inline constexpr int64_t kGranuleKeys = 128;
+
 /// Query rows and keys of a tile.
 struct TileShape {
   int64_t rows = 128;

@@ -7,7 +7,6 @@
 
 #include "common/arithmetic.h"
 #include "common/message.h"
-#include "flashmask/plan.h"
 #include "flashmask/tiles.h"
 #include "mask/host_only.h"
 #include "mask/view.h"
