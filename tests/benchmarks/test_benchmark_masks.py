@@ -205,3 +205,16 @@ def test_the_time_of_every_family_of_arrays_is_measured():
     numbers = {"length", "number", "reach", "flag"}
     of_arrays = {name for name, family in families().items() if {p["kind"] for p in family["parameters"]} - numbers}
     assert of_arrays - {"prefix_tree_from_intervals"} <= built
+
+
+def test_memory_of_lists_beside_flexattentions(capsys):
+    pytest.importorskip("torch")
+    from benchmarks.masks import listed_masks
+    from benchmarks.measure import list_memory
+
+    list_memory.main([256])
+    lines = capsys.readouterr().out.splitlines()[2:]
+    assert len(lines) == 3 and all("| 0.1 MB |" in line for line in lines)  # 64 KiB of bools, and a BlockMask
+    visible = listed_masks.few_holes(200, "cpu")  # 4 x 2 granules, of which the edges' are partial, too
+    assert list_memory.partial_granules(visible) == 8
+    assert list_memory.partial_granules(visible | True) == 0

@@ -13,70 +13,16 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from benchmarks.instruments.medians import ratio_figures, time_figures
 from benchmarks.instruments.timing import Contender, interleaved
+from benchmarks.masks import listed_masks
 
 LENGTHS, TOKENS, HEADS, HEAD_DIM = (8192, 32768), 32768, 16, 128
-DOCUMENTS, EXCLUDED = 8, 0.05
-IMAGES, KERNEL = {8192: 90, 32768: 181}, 13  # sides of square images
-WINDOW, DILATION = 256, 4
 BAR_OF_PARTIAL, BAR_OF_PLAN_MS, AGREEMENT = 1.25, 1.0, 0.02
-GRID = dict(device="cuda")
-
-
-def indices(seqlen):
-    every = torch.arange(seqlen, dtype=torch.int32, **GRID)
-    return every[:, None], every[None, :]
-
-
-def excluded_documents(seqlen):
-    """Causal documents without a random share of their elements."""
-    row, key = indices(seqlen)
-    ends = torch.randperm(seqlen - 1, **GRID)[: DOCUMENTS - 1].add(1)
-    document = torch.zeros(seqlen, dtype=torch.int32, **GRID).index_fill_(0, ends, 1).cumsum(0)
-    same = document[:, None] == document[None, :]
-    return same & (key <= row) & (torch.rand(seqlen, seqlen, **GRID) > EXCLUDED)
-
-
-def every_second_row(seqlen):
-    """All tiles partial, with as many intervals as there can be."""
-    row, key = indices(seqlen)
-    return (row + key) % 2 == 0
-
-
-def few_holes(seqlen):
-    """All tiles partial, with three intervals per column of each tile."""
-    row, key = indices(seqlen)
-    return (row * 37 + key * 11) % 128 > 3
-
-
-def lists_of(visible):
-    """The Mask of a matrix on the GPU, without a band."""
-    hidden = ~visible.T.contiguous()
-    before = torch.nn.functional.pad(hidden[:, :-1], (1, 0))
-    after = torch.nn.functional.pad(hidden[:, 1:], (0, 1))
-    begins, ends = (hidden & ~before).nonzero(), (hidden & ~after).nonzero()
-    counts = torch.bincount(begins[:, 0], minlength=len(hidden))
-    column_ptr = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()[None, None]
-    intervals = torch.stack((begins[:, 1], ends[:, 1] + 1), 1).int()
-    rows, keys = visible.shape
-    return flashmask.Mask(rows, keys, column_ptr=column_ptr, intervals=intervals)
-
-
-def masks_of(seqlen):
-    """{name: Mask}"""
-    side = IMAGES[seqlen]
-    return {
-        "documents without 5 %": lists_of(excluded_documents(seqlen)),
-        f"{KERNEL} x {KERNEL} of {side} x {side}": flashmask.masks.neighborhood_2d(
-            side, side, KERNEL, KERNEL, device="cuda"
-        ),
-        "dilated window": flashmask.masks.dilated(seqlen, WINDOW, DILATION, causal=True, device="cuda"),
-    }
 
 
 def inputs_of(seqlen):
     shape = (max(1, TOKENS // seqlen), HEADS, seqlen, HEAD_DIM)
-    return [torch.randn(shape, dtype=torch.bfloat16, **GRID).requires_grad_() for _ in range(3)] + [
-        torch.randn(shape, dtype=torch.bfloat16, **GRID)
+    return [torch.randn(shape, dtype=torch.bfloat16, device="cuda").requires_grad_() for _ in range(3)] + [
+        torch.randn(shape, dtype=torch.bfloat16, device="cuda")
     ]
 
 
@@ -125,14 +71,13 @@ def attention_figures(name, mask, rounds):
 def plan_figures(mask, rounds):
     """Time of the plan with all of its bits, and bytes of the lists, of the plan, and of the bits in it."""
     samples = interleaved({"plan": Contender(lambda: ops.plan(mask))}, rounds)
-    listed = sum(x.numel() * x.element_size() for x in (mask.column_ptr, mask.intervals))
     plan = mask.plan().numel()
     bits = plan - operators.plan_bytes(mask.seqlen_q, mask.seqlen_k, 1, 1, 0)
     plan_ms = time_figures(samples["plan"])["ms"]
     return {
         "plan_ms": plan_ms,
         "intervals": len(mask.intervals),
-        "list_bytes": listed,
+        "list_bytes": listed_masks.list_bytes(mask),
         "plan_bytes": plan,
         "bits": bits,
     }
@@ -142,7 +87,10 @@ def partial_figures(seqlen, rounds):
     """Masks without a full or an empty tile, over the mask that hides nothing."""
     inputs = inputs_of(seqlen)
     attend = {"full": ours(flashmask.Mask(seqlen, seqlen))}
-    attend |= {rule.__name__: ours(lists_of(rule(seqlen))) for rule in (few_holes, every_second_row)}
+    attend |= {
+        rule.__name__: ours(listed_masks.lists_of(rule(seqlen, "cuda")))
+        for rule in (listed_masks.few_holes, listed_masks.every_second_row)
+    }
     samples = {}
     with torch.no_grad():
         forwards = {name: Contender(functools.partial(call, *inputs[:3])) for name, call in attend.items()}
@@ -173,7 +121,8 @@ def run(arguments, receipt, save, progress_type):
     partial = partial_figures(LENGTHS[0], arguments.rounds)
     progress.step(1, "partial tiles")
     for seqlen in LENGTHS:
-        cells += [attention_figures(name, mask, arguments.rounds) for name, mask in masks_of(seqlen).items()]
+        masks = listed_masks.of_length(seqlen, "cuda")
+        cells += [attention_figures(name, make(), arguments.rounds) for name, make in masks.items()]
         receipt["figures"]["lists"] = {"head_dim": HEAD_DIM, "heads": HEADS, "cells": cells, "partial": partial}
         save()
         progress.step(1, f"{seqlen} tokens")
