@@ -26,7 +26,7 @@ struct ExecutedTiles {
 /// Attention weights set to zero at random, the others scaled by 1 / (1 - p). lse is that of all weights.
 ///
 /// Which are kept depends on the state, the batch entry, the query head, the row and the key alone, not on the
-/// backend, the tiles or the mask: Philox4x32-10 (Salmon et al., SC 2011) gives each weight 16 bits, so p is rounded
+/// backend, the tiles or the mask: Philox4x32-7 (Salmon et al., SC 2011) gives each weight 16 bits, so p is rounded
 /// to a multiple of 2^-16, at most 65535 / 65536. docs/features.md says which bits.
 struct Dropout {
   double p = 0;  ///< the share set to zero, in [0, 1)

@@ -23,9 +23,9 @@ struct Words {
   uint32_t word[4];
 };
 
-/// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
+/// Philox4x32-7 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 FLASHMASK_DROPOUT Words philox(Words counter, Key key) {
-  for (int round = 0; round < 10; ++round) {
+  for (int round = 0; round < 7; ++round) {
     const uint64_t even = uint64_t{0xD2511F53} * counter.word[0], odd = uint64_t{0xCD9E8D57} * counter.word[2];
     counter = {{static_cast<uint32_t>(odd >> 32) ^ counter.word[1] ^ key.low, static_cast<uint32_t>(odd),
                 static_cast<uint32_t>(even >> 32) ^ counter.word[3] ^ key.high, static_cast<uint32_t>(even)}};
