@@ -81,9 +81,9 @@ typedef enum fm_flags {
  * column_ptr, intervals: both absent, or in place of bounds any number of hidden row intervals per column: int32 [batch
  * or 1, 1 or heads_kv or heads_q, seqlen_k + 1] and [n, 2], pairs of begin and end in absolute rows. Column j is hidden
  * from the intervals column_ptr[j] up to, but not including, column_ptr[j + 1], which ascend within an entry and head
- * and count over all of them. Intervals may be empty, overlap and come in any order. A call normalises a copy of them,
- * and takes those of at most two in every column as bounds. Host memory alone: on a CUDA device they are
- * FM_UNSUPPORTED, and calls over a cache have no place for them. */
+ * and count over all of them. Intervals may be empty, overlap and come in any order. In host memory a call normalises a
+ * copy of them, and takes those of at most two in every column as bounds; on a CUDA device they are read as they are.
+ * Calls over a cache have no place for them. */
 typedef struct fm_mask {
   uint32_t struct_size;
   uint32_t flags;

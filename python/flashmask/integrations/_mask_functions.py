@@ -17,7 +17,7 @@ import torch
 import transformers
 from transformers import masking_utils
 
-from .._core.errors import UnrepresentableMaskError, UnsupportedError
+from .._core.errors import UnsupportedError
 from ..torch._torch_internals import assert_async
 from ..torch.mask import Mask
 
@@ -375,7 +375,7 @@ def _by_elements(function, batch, q_length, kv_length, q_offset, kv_offset, padd
         )
 
     started = time.perf_counter()
-    mask = mask_from_rows(rows, q_length, kv_length, f"mask function {name}")
+    mask = mask_from_rows(rows, q_length, kv_length)
     if name not in _said:
         _said.add(name)
         seconds = time.perf_counter() - started
@@ -387,11 +387,10 @@ def _by_elements(function, batch, q_length, kv_length, q_offset, kv_offset, padd
     return mask
 
 
-def mask_from_rows(rows, q_length, kv_length, what):
+def mask_from_rows(rows, q_length, kv_length):
     """The mask of rows(begin, end), which are bool [batch, heads, end - begin, kv_length], exactly.
 
-    A column that needs more than two intervals gives the mask interval lists in host memory; elsewhere it is an
-    UnrepresentableMaskError that names `what` and the first such column.
+    A column that needs more than two intervals gives the mask interval lists.
     """
     if q_length == 0 or kv_length == 0:
         return Mask(q_length, kv_length)
@@ -402,12 +401,8 @@ def mask_from_rows(rows, q_length, kv_length, what):
         batch, head, row, column = (visible ^ torch.cat([before, visible[:, :, :-1]], 2)).nonzero().unbind(1)
         before = visible[:, :, -1:]
         changes.append(torch.stack([(batch * visible.shape[1] + head) * kv_length + column, row + begin]))
-        columns = before.numel()
-        on_host = before.device.type == "cpu"
-        if not on_host and sum(part.shape[1] for part in changes) > _CHANGES * columns:
-            break  # more than any mask without lists has
     changes = torch.cat(changes, 1)
-    runs, count = _hidden_runs(changes, columns, q_length)
+    runs, count = _hidden_runs(changes, before.numel(), q_length)
     runs, count = (x.view(*before.shape[:2], kv_length, -1) for x in (runs, count))
     diagonal = (torch.arange(kv_length, device=runs.device) - (kv_length - q_length)).clamp(0, q_length)
     first_stop = torch.where(runs[..., 0] == 0, runs[..., 1], 0)
@@ -418,13 +413,7 @@ def mask_from_rows(rows, q_length, kv_length, what):
         runs = torch.where(is_bands[..., None], runs.roll(-2, -1), runs)
         count = count - is_bands[..., None].long()
     if (count > 2).any():
-        if on_host:
-            return Mask(q_length, kv_length, **_lists(changes, before.shape[:2], kv_length, q_length))
-        batch, head, column, _ = (int(x) for x in (count > 2).nonzero()[0])
-        raise UnrepresentableMaskError(
-            f"the {what} has more than two hidden intervals in column {column} (batch entry {batch}, head {head})",
-            column,
-        )
+        return Mask(q_length, kv_length, **_lists(changes, before.shape[:2], kv_length, q_length))
     # The causal flag leaves room for one interval, a band for two.
     vectors = 2 if causal and not (count > 1).any() else 4
     band = {} if not causal else {"causal": True} if vectors == 2 else {"window": (-1, 0)}

@@ -132,8 +132,8 @@ def attention_mask(
 
     Functions made by transformers' own factories are read and cost O(kv_length). Others are evaluated for every
     element, a few rows at a time, up to a number of elements, with a warning that says how long it took. Raises
-    UnrepresentableMaskError if a column needs more than two intervals on a GPU, UnsupportedError beyond that number or
-    if torch.compile traces. The other arguments are hints for other implementations.
+    UnsupportedError beyond that number or if torch.compile traces. The other arguments are hints for other
+    implementations.
     """
     if isinstance(attention_mask, Mask):  # given by the caller, or made before a compiled step of generate()
         return attention_mask
@@ -352,7 +352,7 @@ def _converted(given, rows, keys):
             )
         return ~hidden
 
-    return _mask_functions.mask_from_rows(visible, rows, keys, "attention_mask")
+    return _mask_functions.mask_from_rows(visible, rows, keys)
 
 
 _made = WeakIdKeyDictionary()  # key: tensor; its version count, and the results made from it
