@@ -247,11 +247,12 @@ class Forest:
         in_page = torch.arange(page_size, dtype=torch.int32, device=order.device)
         torch.add(listed(column * page_size, 0)[:, None], in_page, out=position)
         # Row i of the call is row `keys` + i of the one sequence, and a request's i-th is at first_rows + i of its own.
-        end = listed(keys + begins[ends], 0)[:, None]
-        rows_before = (position - listed(first_rows[:, None], 0)[:, None]).clamp(min=0)
+        begin, end, first_row = (
+            listed(x, 0)[:, None] for x in (keys + begins[:-1, None], keys + begins[ends], first_rows[:, None])
+        )
         hidden_from, hidden_until = self._bounds.view(slots, page_size, 2).unbind(-1)
         hidden_from.copy_(end)
-        hidden_until.copy_((listed(keys + begins[:-1, None], 0)[:, None] + rows_before).minimum(end))
+        torch.sub(position, first_row, out=hidden_until).clamp_(min=0).add_(begin).clamp_(max=end)
 
 
 # --- Checks -------------------------------------------------------------------------------------------
