@@ -112,6 +112,36 @@ class Decode:
         return self.out
 
 
+def cascades():
+    """Its module of attention in levels."""
+    load()
+    return importlib.import_module("flashinfer.cascade")
+
+
+class Cascade:
+    """A call on cache n of a cell whose requests share their first keys: a level of these, and one of the others."""
+
+    def __init__(self, cell, shared_keys):
+        self.cell, self.wrappers = cell, []
+        shared, pages = shared_keys // cell.page, cell.tables[0].shape[1]
+        rows = [starts(1, cell.batch), starts(cell.batch, 1)]
+        begins = [starts(1, shared), starts(cell.batch, pages - shared)]
+        last = [torch.full((n,), cell.page, dtype=torch.int32) for n in (1, cell.batch)]
+        last[1].fill_((cell.keys - 1) % cell.page + 1)
+        for table in cell.tables:
+            wrapper = cascades().MultiLevelCascadeAttentionWrapper(2, workspace(), "NHD")
+            for level in wrapper._batch_prefill_wrappers:
+                level._backend = "fa2"
+            indices = [table[0, :shared].contiguous(), table[:, shared:].flatten()]
+            sizes = cell.heads_q, cell.heads_kv, cell.dim, cell.page
+            dtypes = {"q_data_type": cell.q.dtype, "kv_data_type": cell.k.dtype}
+            wrapper.plan(rows, begins, indices, last, *sizes, **dtypes)
+            self.wrappers.append(wrapper)
+
+    def __call__(self, n):
+        return self.wrappers[n].run(self.cell.q[:, 0], (self.cell.k, self.cell.v)).view_as(self.cell.q)
+
+
 class Xqa:
     """Likewise, by XQA."""
 

@@ -142,8 +142,9 @@ def forests(rows):
     """Forests beside the plain call."""
     if not rows:
         return []
-    titles = ["us", "of which shared keys", "plain", "as a forest", "its update"]
-    cells = [[row["cell"], row["shared"], *(us_of(row, name) for name in ("ours", "forest", "update"))] for row in rows]
+    titles = ["us", "of which shared keys", "plain", "as a forest", "its update", "FlashInfer, two levels"]
+    names = "ours", "forest", "update", "cascade"
+    cells = [[row["cell"], row["shared"], *(us_of(row, name) for name in names)] for row in rows]
     said = "Requests that begin with the same pages, as a [forest](../inference.md#shared-prefixes):"
     return [*paragraph(said), *markdown_table(titles, cells), ""]
 

@@ -93,6 +93,27 @@ class Wrapper:
         out.copy_(attention(q, *caches, tables, visible).reshape(out.shape))
 
 
+class Levels:
+    """FlashInfer's wrapper of attention in levels."""
+
+    def __init__(self, levels, workspace, layout):
+        assert levels == 2 and layout == "NHD"
+        self._batch_prefill_wrappers = [types.SimpleNamespace() for _ in range(levels)]
+
+    def plan(self, rows, begins, indices, last, heads_q, heads_kv, dim, page, q_data_type, kv_data_type):
+        import torch
+
+        batch = len(begins[1]) - 1
+        assert rows[0].tolist() == [0, batch] and rows[1].tolist() == list(range(batch + 1))
+        assert [int(x[-1]) for x in begins] == [len(x) for x in indices] and last[0].tolist() == [page]
+        assert all(level._backend == "fa2" for level in self._batch_prefill_wrappers)
+        self.tables = torch.cat((indices[0].expand(batch, -1), indices[1].view(batch, -1)), 1)
+        self.keys = (self.tables.shape[1] - 1) * page + int(last[1][0])
+
+    def run(self, q, caches):
+        return attention(q[:, None], *caches, self.tables, causal(len(q), 1, self.keys))[:, 0]
+
+
 def xqa(q, k, v, tables, lengths, out, workspace, semaphores, heads_kv, page, q_seq_len, mask):
     import torch
 
@@ -164,6 +185,8 @@ def steps(monkeypatch):
     names = ("BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper")
     wrappers = types.SimpleNamespace(**dict.fromkeys(names, Wrapper))
     monkeypatch.setattr(flashinfer_caches, "load", lambda: (wrappers, wrappers, xqa))
+    levels = types.SimpleNamespace(MultiLevelCascadeAttentionWrapper=Levels)
+    monkeypatch.setattr(flashinfer_caches, "cascades", lambda: levels)
     monkeypatch.setattr(flashinfer_caches, "WORKSPACE_BYTES", 8)
     monkeypatch.setattr(flashinfer_caches, "SEMAPHORE_BYTES", 8)
     before = torch.is_grad_enabled()
@@ -201,7 +224,8 @@ def test_a_run_measures_every_layout_beside_peers_that_agree(steps, capsys):
     found = [set(row["us"]) - {"ours", *sizes} for row in figures["invariance"]]
     assert found.count({"fa3_one_split"}) == 1 and found.count(set()) == 3
     assert [(row["shared"], set(row["us"])) for row in figures["forests"]] == [
-        (keys, {"ours", "forest", "update"}) for keys in (128, 0)
+        (128, {"ours", "forest", "cascade", "update"}),
+        (0, {"ours", "forest", "update"}),
     ]
     assert {"sm90.cache.shares"} < set(receipt["kernel_hashes"])
     last = capsys.readouterr().out.splitlines()[-2:]
@@ -333,7 +357,7 @@ def test_bars_of_a_cell(changes, missed):
     "shared, us, held",
     [
         (8192, {"forest": 11.0, "update": 1001.0}, [False, False]),
-        (8192, {"forest": 10.0, "update": 9.0}, [True, True]),
+        (8192, {"forest": 10.0, "update": 9.0, "cascade": 12.9}, [True, True, False]),
         (0, {"forest": 41.3, "update": 9.0}, [True, False]),
     ],
 )
@@ -397,7 +421,7 @@ def test_the_page_of_a_receipt():
     text = "\n".join(decode_page.lines({"decode": run}))
     assert decode_page.lines({}) == []
     assert "| 1 x 1024 | 10.0 (0.90) |" in text and "| 64 x 1024 | 10.0 |" in text
-    assert "| 64 x 8704 | 8192 | 9.0 | 2.0 | 3.0 |" in text
+    assert "| 64 x 8704 | 8192 | 9.0 | 2.0 | 3.0 |  |" in text
     assert "98.0 %" in text and "XQA, the tree" in text and "FlashInfer 0.6" in text
     assert len([bar for bar in missed_bars.of_decode({"decode": run}) if not bar.passed]) == 6
 

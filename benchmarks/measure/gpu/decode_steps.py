@@ -187,20 +187,28 @@ def invariance(session):
 
 
 def shared_prefixes(session):
-    """A Forest beside the plain call over the same tables, and its update."""
+    """A Forest beside the plain call over the same tables and FlashInfer's levels, and its update."""
     return [shared_prefix(session, shape, keys) for shape, keys in decode_shapes.SHARED]
 
 
 def shared_prefix(session, shape, keys):
-    cell, found = Cell(session.pools, shape, 64), {}
+    cell, left_out = Cell(session.pools, shape, 64), {}
     for table in cell.tables:
         table[1:, : keys // cell.page] = table[0, : keys // cell.page]
     forests = [Forest.from_page_table(table, cell.lengths, cell.page) for table in cell.tables]
-    found["ours"], found["forest"] = cell.ours(), forest_call(cell, forests)
-    decode_cell.check_agreement(f"{cell.name}: a forest", found["forest"](0), found["ours"](0))
-    made = {name: contender_of(cell, call) for name, call in found.items()}
+    calls = {"ours": cell.ours(), "forest": forest_call(cell, forests)}
+    if keys and "flashinfer" in session.arguments.peers:
+        try:
+            calls["cascade"] = flashinfer_caches.Cascade(cell, keys)
+            calls["cascade"](0)
+        except Exception as why:
+            calls.pop("cascade", None)
+            left_out["cascade"] = said(why)
+    for name, call in calls.items():
+        decode_cell.check_agreement(f"{cell.name}: {name}", call(0), calls["ours"](0))
+    made = {name: contender_of(cell, call) for name, call in calls.items()}
     made["update"] = Contender(lambda n: forests[n].update(), cell.count, cell.count)
-    return row_of(cell, session.turns(made), {}) | {"shared": keys}
+    return row_of(cell, session.turns(made), left_out) | {"shared": keys}
 
 
 def forest_call(cell, forests):
