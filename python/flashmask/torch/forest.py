@@ -48,7 +48,8 @@ class Forest:
         seqlens: int32 [batch], likewise: the keys of each request, its new tokens counted.
         page_size: keys of a page.
         rows: rows of each request in a call; with cu_seqlens_q, int32 [batch + 1], all rows of the packed q.
-        batch_invariant, split_size: of the calls. Whole splits are shared, and the bits are those of the plain call.
+        batch_invariant, split_size: of the calls. Whole splits are shared, and the bits are the plain call's, but with
+            kernels of mma.sync, whose bits depend on the number of rows.
 
         Its memory is 12 bytes for each key that the table has room for. Raises TypeError or ValueError if an argument
         is wrong.
