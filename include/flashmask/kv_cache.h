@@ -154,9 +154,12 @@ struct AppendArgs {
   TensorView bounds{};
   KvCacheView cache;
   SequenceMaskView mask{};
-  /// Writes the cache's scales, too, which have to be there, one for each token or each token and head: the largest
-  /// magnitude of a new token's numbers, over its heads where they share a scale, over 448, the largest of e4m3; 1 for
-  /// a token of zeros.
+  /// Writes the cache's scales, too, which have to be there, each of a token or of a page, and of a head or of all. A
+  /// token's scale is the largest magnitude of its numbers over 448, the largest of e4m3; 1 for zeros. A page's is the
+  /// least power of two, from 2^-126 on, that brings no finite number of the page beyond 448. A call that writes a
+  /// page's first slot begins its scale anew, as one does that finds no positive number there; any other only doubles
+  /// it as often as its tokens need, and halves the numbers that the page holds as often. So in one call one request at
+  /// most may append to a page.
   bool write_scales = false;
 };
 /// Writes rows into the cache: in the cache's dtype, rounded to nearest even; float8 after division by the scales, the

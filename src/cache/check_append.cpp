@@ -99,15 +99,17 @@ void check_bounds(const AppendProblem& a) {
               "], the heads and vectors of mask.bounds");
 }
 
-/// Throws unless each token has a scale of its own.
-void check_written_scale(const CachedProblem& p, const char* argument, const TensorView& scale) {
+/// Tells what a scale is of that is to be written; throws if it is not there, or shared by pages.
+WrittenScales written_scales(const CachedProblem& p, const char* argument, const TensorView& scale) {
   if (!scale.defined())
-    throw_invalid("write_scales is set and ", argument,
-                  " is absent; it must be there, float32 [pages, page_size, 1 or ", p.heads_kv, "]");
-  const bool by_token = (p.pages == 1 || scale.stride[0] != 0) && (p.page_size == 1 || scale.stride[1] != 0);
-  if (!by_token)
-    throw_invalid("write_scales is set and ", argument, " is shared by tokens; it must be float32 [", p.pages, ", ",
+    throw_invalid("write_scales is set and ", argument, " is absent; it must be there, float32 [", p.pages, ", 1 or ",
                   p.page_size, ", 1 or ", p.heads_kv, "] (pages, page_size, heads_kv)");
+  if (p.pages > 1 && scale.stride[0] == 0)
+    throw_invalid("write_scales is set and ", argument,
+                  " is shared by pages, whose keys are stored by it already; make such a scale before the first append "
+                  "(scales_of in flashmask.inference) and leave write_scales out, or give float32 [",
+                  p.pages, ", 1 or ", p.page_size, ", 1 or ", p.heads_kv, "] (pages, page_size, heads_kv)");
+  return p.page_size > 1 && scale.stride[1] == 0 ? WrittenScales::kOfPages : WrittenScales::kOfTokens;
 }
 
 }  // namespace
@@ -121,10 +123,9 @@ AppendProblem check_append(const AppendArgs& args, const Options& options) {
   check_rows(a, "v", a.v, a.call.head_dim_v, "k's rows, cache.v's heads and head_dim");
   check_slots(a);
   check_bounds(a);
-  a.write_scales = args.write_scales;
-  if (a.write_scales) {
-    check_written_scale(a.call, "k_scale", a.call.cache.k_scale);
-    check_written_scale(a.call, "v_scale", a.call.cache.v_scale);
+  if (args.write_scales) {
+    a.k_scales = written_scales(a.call, "k_scale", a.call.cache.k_scale);
+    a.v_scales = written_scales(a.call, "v_scale", a.call.cache.v_scale);
   }
   a.call.view = view_of(a.call);
   return a;

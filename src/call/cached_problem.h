@@ -65,11 +65,14 @@ inline int64_t cached_lse_offset(const CachedProblem& p, int64_t b, const Reques
   return p.is_packed() ? h * stride[0] + (rows.begin + i) * stride[1] : b * stride[0] + h * stride[1] + i * stride[2];
 }
 
+/// The kinds of scales that an append writes.
+enum class WrittenScales : int32_t { kNone, kOfTokens, kOfPages };
+
 /// Rows to append, checked.
 struct AppendProblem {
   CachedProblem call;  ///< its q is k's rows; out, lse and the options are not there
   TensorView k, v, slots, bounds;
-  bool write_scales = false;
+  WrittenScales k_scales = WrittenScales::kNone, v_scales = WrittenScales::kNone;
 };
 
 }  // namespace flashmask

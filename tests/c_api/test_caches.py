@@ -248,6 +248,23 @@ def test_appending():
     refused(lib.fm_append_kv(C.byref(args), None), capi.INVALID_ARGUMENT, "write_scales is set and k_scale is absent")
 
 
+def test_appending_writes_scales_of_pages():
+    call = Call()
+    k, v = (np.full((BATCH, 1, HEADS_KV, DIM), value, np.float32) for value in (3, 500))
+    stored = [np.zeros(x.shape, np.uint8) for x in (call.k, call.v)]
+    scales = [np.ones((len(call.k), 1, 1), np.float32) for _ in range(2)]
+    names = {"k": stored[0], "v": stored[1], "k_scale": scales[0], "v_scale": scales[1]}
+    for name, x in names.items():
+        setattr(call.cache, name, capi.tensor(x))
+    args = capi.make(capi.AppendArgs, k=k, v=v, cache=C.pointer(call.cache), flags=capi.WRITE_SCALES)
+    assert lib.fm_append_kv(C.byref(args), None) == capi.OK, lib.fm_last_error()
+    page, slot = call.table[:, (KEYS - 1) // PAGE_SIZE], (KEYS - 1) % PAGE_SIZE
+    assert slot > 0 and (scales[0] == 1).all() and (scales[1][page] == 2).all() and (scales[1] == 2).sum() == BATCH
+    assert (stored[1][page, slot] == 0x78).all()  # 256: 250, rounded to a multiple of 16
+    call.cache.v_scale = capi.tensor(np.ones(HEADS_KV, np.float32))
+    refused(lib.fm_append_kv(C.byref(args), None), capi.INVALID_ARGUMENT, "v_scale is shared by pages")
+
+
 def test_slots_leave_alone_the_bounds_of_sequences():
     call = Call()
     k, v = (np.full((1, HEADS_KV, DIM), value, np.float32) for value in (2, 3))

@@ -72,8 +72,9 @@ void DrawnCaches::draw_cache(ByteReader& bytes, const Sizes& n, int32_t dtype) {
   }
   if (kind & 16) lay_out(cache.seqlens, FM_INT32, {n.batch});
   if (stored == dtype) return;
-  if (kind & 32) lay_out(cache.k_scale, FM_FLOAT32, {pages, n.page_size, n.heads_kv});
-  if (kind & 64) lay_out(cache.v_scale, FM_FLOAT32, {n.heads_kv});
+  if (kind & 32) lay_out(cache.k_scale, FM_FLOAT32, {pages, kind & 128 ? 1 : n.page_size, n.heads_kv});
+  if (kind & 64 && kind & 128) lay_out(cache.v_scale, FM_FLOAT32, {pages, 1, 1});
+  if (kind & 64 && !(kind & 128)) lay_out(cache.v_scale, FM_FLOAT32, {n.heads_kv});
 }
 
 void DrawnCaches::draw_mask(ByteReader& bytes, const Sizes& n, bool packed) {
@@ -142,6 +143,11 @@ void DrawnCaches::draw_append(ByteReader& bytes, const Sizes& n, int32_t dtype, 
   }
   const bool in_pages = mask.flags & FM_KEYS_IN_PAGES, has_bounds = has_mask && kind & 4 && mask.bounds.dtype;
   append_is_right = (has_slots || cache.seqlens.dtype) && !(has_bounds && has_slots && !in_pages);
+  if (kind & 32) {
+    append.flags |= FM_WRITE_SCALES;
+    const auto is_shared = [&](const fm_tensor& scale) { return scale.ndim < 3 && cache.k.shape[0] > 1; };
+    append_is_right &= cache.k_scale.dtype && cache.v_scale.dtype && !is_shared(cache.v_scale);
+  }
   if (!has_bounds) return;
   const int64_t heads = mask.bounds.shape[in_pages ? 2 : 1], vectors = mask.bounds.shape[3];
   packed ? lay_out(append.bounds, FM_INT32, {n.rows, heads, vectors})
@@ -427,12 +433,15 @@ class Calls {
     const fm_status status = judged(fm_append_kv(copied(drawn_.append), nullptr));
     require(!is_right() || (status == FM_OK) == drawn_.append_is_right, "a right append is taken, and no other");
     for (const Bound& bound : bound_) {
+      const bool is_scale = bound.tensor == &drawn_.cache.k_scale || bound.tensor == &drawn_.cache.v_scale;
       const bool is_target = bound.tensor == &drawn_.cache.k || bound.tensor == &drawn_.cache.v ||
-                             (bound.tensor == &drawn_.mask.bounds && drawn_.append.bounds.dtype != FM_NONE);
+                             (bound.tensor == &drawn_.mask.bounds && drawn_.append.bounds.dtype != FM_NONE) ||
+                             (is_scale && drawn_.append.flags & FM_WRITE_SCALES);
       require((is_target && status == FM_OK) || bound.is_as_before(), "an append writes to the cache and bounds alone");
     }
     if (!is_right()) return;
-    for (const fm_tensor* t : {&drawn_.cache.k, &drawn_.cache.v, &drawn_.mask.bounds}) {
+    fm_kv_cache& cache = drawn_.cache;
+    for (const fm_tensor* t : {&cache.k, &cache.v, &cache.k_scale, &cache.v_scale, &drawn_.mask.bounds}) {
       forgive(*t, -1, 0);
       require(bound_of(*t).is_as_before(), "an append writes to elements alone");
     }

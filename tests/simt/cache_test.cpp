@@ -692,7 +692,8 @@ TEST(CachePlan, AnyLengthsAndTables) {
 /// Random rows for a random cache, equal for equal seeds wherever they are.
 class DrawnAppend {
  public:
-  DrawnAppend(uint64_t seed, Device device) : random_(seed), device_(device) {
+  DrawnAppend(uint64_t seed, Device device, int64_t most_rows = 9)
+      : random_(seed), device_(device), most_rows_(most_rows) {
     dtype_ = one_of(random_, {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16, DataType::kFloat64});
     is_float8_ = dtype_ != DataType::kFloat64 && random_.flip();
     float8_ = random_.flip() ? DataType::kFloat8E4M3 : DataType::kUInt8;
@@ -711,6 +712,7 @@ class DrawnAppend {
     args.write_scales = is_float8_ && one_in(random_, 3);
     if (is_float8_ && (args.write_scales || random_.flip())) args.cache.k_scale = draw_scale(k_scale_);
     if (is_float8_ && (args.write_scales || random_.flip())) args.cache.v_scale = draw_scale(v_scale_);
+    before_ = {cache_k_.bytes, cache_v_.bytes};
     append_kv(args);
   }
 
@@ -722,10 +724,9 @@ class DrawnAppend {
            v_scale_.bytes == other.v_scale_.bytes;
   }
   /// True if something was written.
-  bool has_written() const {
-    const auto is_new = [](std::byte x) { return x != std::byte{0xff}; };
-    return std::ranges::any_of(cache_k_.bytes, is_new) || std::ranges::any_of(cache_v_.bytes, is_new);
-  }
+  bool has_written() const { return cache_k_.bytes != before_[0] || cache_v_.bytes != before_[1]; }
+  /// True if a page's scale was written that is a float.
+  bool has_page_scales() const { return has_page_scales_; }
 
  private:
   static constexpr float kScales[] = {1, 0.37f, 0.011f, 2.93f};
@@ -737,12 +738,12 @@ class DrawnAppend {
   }
 
   void draw_rows(bool has_cu, bool is_loose) {
-    rows_ = random_.integer(0, 9);
+    rows_ = random_.integer(most_rows_ / 20, most_rows_);
     total_ = is_loose ? rows_ : batch_ * rows_;
     if (!has_cu) return;
     std::vector<int64_t> begins{random_.integer(0, 2)};
     for (int64_t b = 0; b < batch_; ++b)
-      begins.push_back(begins.back() + (one_in(random_, 3) ? 0 : random_.integer(1, 9)));
+      begins.push_back(begins.back() + (one_in(random_, 3) ? 0 : random_.integer(1, most_rows_)));
     rows_ = total_ = begins.back() + random_.integer(0, 2);
     args.cu_seqlens =
         integers(cu_seqlens_, {batch_ + 1}, [&](int64_t n) { return begins[static_cast<std::size_t>(n)]; });
@@ -834,26 +835,37 @@ class DrawnAppend {
     TensorView view = to.view;
     if (heads_first) std::swap(view.shape[1], view.shape[2]), std::swap(view.stride[1], view.stride[2]);
     view.device = device_;
+    // Numbers that are stored already; else bytes of 0xff, which are NaN.
+    if (is_float8_ && random_.flip())
+      for (std::byte& x : to.bytes) x = static_cast<std::byte>(random_.integer(0, 255));
     return view;
   }
-  /// Scales of the tensor, of pages, of tokens, of heads, or of all of these.
+  /// Scales of the tensor, of pages, of tokens, of heads, of all of these, or of pages and heads.
   TensorView draw_scale(Storage& to) {
-    const int64_t kind = args.write_scales ? one_of(random_, {2, 4}) : random_.integer(0, 4);
+    const int64_t kind = args.write_scales ? one_of(random_, {1, 2, 4, 5}) : random_.integer(0, 5);
+    has_page_scales_ |= args.write_scales && page_size_ > 1 && (kind == 1 || kind == 5);
     const DataType dtype = DataType::kFloat32;
     to = kind == 0   ? Storage(dtype, {1})
          : kind == 1 ? Storage(dtype, {pages_, 1, 1})
          : kind == 2 ? Storage(dtype, {pages_, page_size_, 1})
          : kind == 3 ? Storage(dtype, {heads_})
-                     : Storage(dtype, {pages_, page_size_, heads_});
-    for (int64_t n = 0; n < to.view.num_elements(); ++n) to.set(n, one_of(random_, kScales));
+         : kind == 4 ? Storage(dtype, {pages_, page_size_, heads_})
+                     : Storage(dtype, {pages_, 1, heads_});
+    // Scales that are written may have held no number.
+    for (int64_t n = 0; n < to.view.num_elements(); ++n)
+      to.set(n, args.write_scales && one_in(random_, 4)
+                    ? one_of(random_, {0.0, -1.0, 1e-42, 1e-6, 3e38, HUGE_VAL, std::nan("")})
+                    : one_of(random_, kScales));
     to.view.device = device_;
     return to.view;
   }
 
   Random random_;
   const Device device_;
+  const int64_t most_rows_;  ///< a request's
   DataType dtype_, float8_;
-  bool is_float8_;
+  bool is_float8_, has_page_scales_ = false;
+  std::array<std::vector<std::byte>, 2> before_;
   int64_t batch_, heads_, rows_ = 0, total_ = 0, page_size_ = 0, pages_ = 0;
   Storage k_, v_, cache_k_, cache_v_, k_scale_, v_scale_, cu_seqlens_, slots_, bounds_, mask_bounds_, table_, indptr_,
       seqlens_;
@@ -877,15 +889,29 @@ TEST(CachePlan, TooLargeAPlanIsRefused) {
 }
 
 TEST(CacheAppend, SameBytesAsTheHost) {
-  int64_t written = 0;
-  for (uint64_t n = 0; n < 600; ++n) {
+  int64_t written = 0, of_pages = 0;
+  for (uint64_t n = 0; n < 800; ++n) {
     SCOPED_TRACE("case " + std::to_string(n));
     simt::set_seed(n);
     const DrawnAppend on_host(n, {}), on_device(n, kDevice);
     ASSERT_TRUE(on_host == on_device);
     written += on_host.has_written();
+    of_pages += on_host.has_written() && on_host.has_page_scales();
   }
-  EXPECT_GT(written, 400);
+  EXPECT_GT(written, 550);
+  EXPECT_GT(of_pages, 50);
+}
+
+TEST(CacheAppend, MoreRowsThanBlocks) {
+  int64_t of_pages = 0;
+  for (uint64_t n = 0; n < 200; ++n) {
+    SCOPED_TRACE("case " + std::to_string(n));
+    simt::set_seed(n);
+    const DrawnAppend on_host(n, {}, 500), on_device(n, kDevice, 500);
+    ASSERT_TRUE(on_host == on_device);
+    of_pages += on_host.has_written() && on_host.has_page_scales();
+  }
+  EXPECT_GT(of_pages, 10);
 }
 
 }  // namespace
