@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -99,15 +100,22 @@ ffi::Error forward(const Place& place, const Attributes& attributes, ffi::Remain
   return run_at(place, fm_cached_forward, args, options);
 }
 
-/// The results are the cache's k and v, which XLA has put where its arguments are, or copied there.
-ffi::Error append(const Place& place, std::string_view names, ffi::RemainingArgs arguments, const ffi::AnyBuffer& k,
-                  const ffi::AnyBuffer& v) {
+/// The results are the cache's k and v, and the scales if they are written, which XLA has put where its arguments are,
+/// or copied there.
+ffi::Error append(const Place& place, std::string_view names, ffi::RemainingArgs arguments,
+                  ffi::RemainingRets results) {
+  constexpr fm_tensor fm_kv_cache::* kWritten[] = {&fm_kv_cache::k, &fm_kv_cache::v, &fm_kv_cache::k_scale,
+                                                   &fm_kv_cache::v_scale};
   const Arrays arrays(names, arguments);
   fm_kv_cache cache = cache_of(arrays);
-  cache.k = tensor_of(k);
-  cache.v = tensor_of(v);
+  for (size_t n = 0; n < results.size() && n < std::size(kWritten); ++n) {
+    auto result = results.get<ffi::AnyBuffer>(n);
+    if (!result) return result.error();
+    cache.*kWritten[n] = tensor_of(**result);
+  }
   fm_append_args args{};
   args.struct_size = sizeof(args);
+  if (results.size() > 2) args.flags = FM_WRITE_SCALES;
   args.k = arrays("k");
   args.v = arrays("v");
   args.cu_seqlens = arrays("cu_seqlens");
@@ -130,12 +138,12 @@ ffi::Error forward_cuda(int32_t ordinal, void* stream, Attributes attributes, ff
   const auto place = place_on_cuda(ordinal, stream, rest);
   return place ? forward(*place, attributes, arguments, *out, *lse) : place.error();
 }
-ffi::Error append_cpu(std::string_view names, ffi::RemainingArgs arguments, Result k, Result v) {
-  return append({}, names, arguments, *k, *v);
+ffi::Error append_cpu(std::string_view names, ffi::RemainingArgs arguments, ffi::RemainingRets results) {
+  return append({}, names, arguments, results);
 }
-ffi::Error append_cuda(int32_t ordinal, void* stream, std::string_view names, ffi::RemainingArgs arguments, Result k,
-                       Result v) {
-  return append(Place{1 + ordinal, stream}, names, arguments, *k, *v);
+ffi::Error append_cuda(int32_t ordinal, void* stream, std::string_view names, ffi::RemainingArgs arguments,
+                       ffi::RemainingRets results) {
+  return append(Place{1 + ordinal, stream}, names, arguments, results);
 }
 
 auto on_host() { return ffi::Ffi::Bind(); }
@@ -158,10 +166,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(
     flashmask_cached_forward_cuda, forward_cuda,
     on_cuda().Attrs<Attributes>().RemainingArgs().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().RemainingRets(),
     {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(
-    flashmask_append_kv_cpu, append_cpu,
-    on_host().Attr<std::string_view>("names").RemainingArgs().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(
-    flashmask_append_kv_cuda, append_cuda,
-    on_cuda().Attr<std::string_view>("names").RemainingArgs().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>(),
-    {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(flashmask_append_kv_cpu, append_cpu,
+                              on_host().Attr<std::string_view>("names").RemainingArgs().RemainingRets());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(flashmask_append_kv_cuda, append_cuda,
+                              on_cuda().Attr<std::string_view>("names").RemainingArgs().RemainingRets(),
+                              {ffi::Traits::kCmdBufferCompatible});

@@ -170,6 +170,38 @@ def test_float8(rng):
     assert 0 < abs(exact.k - x.cache.k)[cache.k == cache.k].max() < 0.2
 
 
+@pytest.mark.skipif(ON_GPU, reason="a float8 cache is the CPU's")
+@pytest.mark.parametrize("of", ["pages", "tokens"])
+def test_scales_are_written(rng, of):
+    """They come back with the cache, in jit and out of it; a donated cache keeps its place."""
+    x = Sequences(rng)
+    pages = x.cache.k.shape[0]
+    scales = jnp.zeros((pages, 1 if of == "pages" else PAGE, 2), jnp.float32)
+    float8 = x.cache.replace(**{name: jnp.zeros(x.cache.k.shape, jnp.float8_e4m3fn) for name in "kv"})
+    float8 = float8.replace(k_scale=scales, v_scale=scales + 0)
+    rows = x.packed(x.k), x.packed(x.v)
+    append = lambda k, v, cache: append_kv(k, v, cache, cu_seqlens=x.ends, write_scales=True)
+    cache = append(*rows, float8)
+    assert not float8.k_scale.any() and (cache.k_scale > 0).any()
+    if of == "pages":
+        page, n = x.cache.page_table[0][0], abs(np.asarray(x.k[0, :PAGE], np.float64)).max((0, 2))
+        assert np.array_equal(cache.k_scale[page, 0], np.exp2(np.ceil(np.log2(n / 448))))
+    exact = x.cache.replace(
+        **{
+            n: (getattr(cache, n).astype(jnp.float32) * getattr(cache, n + "_scale")[..., None]).astype(DTYPE)
+            for n in "kv"
+        }
+    )
+    out = attention_with_cache(x.packed(x.q), cache, None, x.ends)
+    close(out, attention_with_cache(x.packed(x.q), exact, None, x.ends))
+    place = float8.k_scale.unsafe_buffer_pointer()
+    donated = jax.jit(append, donate_argnums=2)(*rows, float8)
+    assert donated.k_scale.unsafe_buffer_pointer() == place and float8.k_scale.is_deleted()
+    assert np.array_equal(donated.k_scale, cache.k_scale) and np.array_equal(donated.v_scale, cache.v_scale)
+    with pytest.raises(ValueError, match="write_scales is set and k_scale is absent"):
+        append(*rows, x.cache)
+
+
 def test_transformations(rng):
     x = Sequences(rng)
     with pytest.raises(UnsupportedError, match="vmap over attention_with_cache is not implemented; requests are its"):

@@ -337,6 +337,33 @@ def test_appended_rows_become_the_last_tokens(rng, dtype):
         assert got.view(np.uint8).tobytes() == wanted.view(np.uint8).tobytes()
 
 
+def least_power(x):
+    """The least power of two that is no less."""
+    return np.exp2(np.ceil(np.log2(np.float64(x))))
+
+
+def test_scales_of_pages_are_written(rng):
+    """Token by token, as in one call."""
+    k, v = (np.float32(rng.standard_normal((1, 11, 2, dim)) * [[0.1], [9]]) for dim in (16, 8))
+    found = []
+    for step in (11, 1):
+        pages = [np.zeros((4, 3, 2, dim), FLOAT8) for dim in (16, 8)]
+        scales = [np.zeros((4, 1, heads), np.float32) for heads in (2, 1)]
+        cache = fm.KvCache(*pages, int32(3, 1, 0, 2).reshape(1, 4), int32(0), *scales)
+        for i in range(0, 11, step):
+            cache.seqlens[0] += step
+            fm.append_kv(k[:, i : i + step], v[:, i : i + step], cache, write_scales=True)
+        found.append(scales)
+    for n, page in enumerate((3, 1, 0, 2)):
+        tokens = slice(3 * n, 3 * n + 3)
+        for of_k, of_v in found:
+            assert np.array_equal(of_k[page, 0], least_power(abs(k[0, tokens]).max((0, 2)) / 448))
+            assert of_v[page, 0, 0] == least_power(abs(v[0, tokens]).max() / 448)
+    scales[1].flags.writeable = False
+    with pytest.raises(ValueError, match="cache.v_scale is read-only"):
+        fm.append_kv(k[:, :1], v[:, :1], cache, write_scales=True)
+
+
 def test_slots_take_rows_and_bounds(rng):
     pages = Pages(rng, [6, 6])
     k, v = (rng.standard_normal((4, 2, dim)).astype(np.float32) for dim in (16, 8))

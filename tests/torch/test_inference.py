@@ -17,6 +17,7 @@ from flashmask.inference import (
     explain,
     flash_attn_with_kvcache,
     flashmask_with_kvcache,
+    scales_of,
 )
 
 pytestmark = cpu_only("in float32, and with bits that depend on no neighbour; test_cuda_caches.py has the GPU's")
@@ -270,6 +271,53 @@ def test_appending_writes_scales(heads, dtype):
     plain = KvCache(cache.k, cache.v, cache.page_table, cache.seqlens, scales[0])
     with pytest.raises(ValueError, match="write_scales is set and v_scale is absent"):
         append_kv(k, v, plain, write_scales=True)
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_appending_writes_scales_of_pages(heads, dtype):
+    """A page's scale is the least power of two that takes its tokens, in one call or in many."""
+    k, v = (torch.randn(1, 40, 2, 32).mul(torch.logspace(-3, 2, 40).view(1, 40, 1, 1)).to(dtype) for _ in range(2))
+    table, whole = torch.tensor([2, 0, 1]), None
+    for step in (40, 9, 1):
+        pages, scales = torch.zeros(2, 3, 16, 2, 32).to(torch.float8_e4m3fn), torch.full((2, 3, 1, heads), math.nan)
+        cache = KvCache(*pages, table.int()[None], torch.zeros(1).int(), *scales)
+        for rows in torch.arange(40).split(step):
+            cache.seqlens += len(rows)
+            append_kv(k[:, rows], v[:, rows], cache, write_scales=True)
+        for x, stored, scale in zip((k, v), pages, scales):
+            tokens = torch.nn.functional.pad(x[0].double(), (0, 0, 0, 0, 0, 8)).view(3, 16, 2, 32)
+            largest = tokens.abs().amax((1, 2, 3) if heads == 1 else (1, 3)).view(3, 1, heads)
+            assert torch.equal(scale[table], (largest / 448).log2().ceil().exp2().float())
+            number = (stored[table].float() * scale[table, ..., None]).flatten(0, 1)[:40]
+            error = (number - x[0].float()).abs()
+            unit = scale[table].expand(3, 16, 2).flatten(0, 1)[:40, :, None] * 2**-9  # of e4m3's least numbers
+            assert (error <= torch.maximum(x[0].float().abs() / 16, unit)).all()
+        out = flashmask_with_kvcache(torch.ones(1, 40, 4, 32), cache)
+        whole = out if whole is None else whole
+        torch.testing.assert_close(out, whole, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("per", ["tensor", "head"])
+def test_scales_of_a_calibration(per):
+    """Numbers of the calibration are stored without saturation; what is not finite does not count."""
+    k, v = torch.randn(2, 9, 2, 32) * torch.tensor([30.0, 0.1]).view(2, 1), torch.zeros(7, 2, 16, dtype=torch.bfloat16)
+    k[0, 0, 0, :2] = torch.tensor([math.nan, -math.inf])
+    k_scale, v_scale = scales_of(k, v, per)
+    largest = k.abs().nan_to_num(0, posinf=0).amax((0, 1, 3) if per == "head" else (0, 1, 2, 3))
+    torch.testing.assert_close(k_scale * 448, largest, rtol=1e-6, atol=0)
+    assert k_scale.dtype == torch.float32 and v_scale.dtype == torch.float32 and (v_scale == 1).all()
+    pages = torch.zeros(2, 2, 16, 2, 32).to(torch.float8_e4m3fn)
+    cache = KvCache(*pages, seqlens=torch.tensor([9, 9]).int(), k_scale=k_scale)
+    append_kv(k, k, cache)
+    number = pages[0, :, :9].float() * k_scale.view(-1, 1)
+    kept = k.isfinite()
+    torch.testing.assert_close(number[kept], k[kept], rtol=2**-4, atol=largest.max().item() * 2**-18)
+    assert scales_of(k[:0], v)[0].tolist() == [1, 1]
+    with pytest.raises(ValueError, match="per is 'page'; it must be 'tensor' or 'head'"):
+        scales_of(k, v, "page")
+    with pytest.raises(ValueError, match="v is .*it must be floating-point"):
+        scales_of(k, v.int())
 
 
 def test_appending_is_what_was_there():

@@ -98,6 +98,12 @@ alibi_slopes: float32 [heads_q] or [batch, heads_q]: scores, scaled and capped, 
     "cached_split_size": """\
 split_size: keys of a sequence from one partial sum to the next, a multiple of 128.
 return_softmax_lse: returns lse, too.""",
+    "write_scales": """\
+write_scales: writes cache.k_scale and v_scale, too, which have to be float32 [pages, page_size or 1, 1 or heads_kv],
+    over all heads where these share a scale. Of a token: its largest magnitude over 448; 1 for zeros. Of a page: the
+    least power of two, from 2^-126 on, that takes all of its finite numbers. A call that writes the page's first slot
+    begins its scale anew; any other only doubles it as often as its tokens need, and halves what the page holds as
+    often. In one call one request at most may append to a page.""",
     "cached_results": """\
 Returns out, q's dtype and dimensions but the last, which is head_dim_v, and lse [batch, heads_q, m], or [heads_q,
 rows] where q is packed; natural logarithm, float32 (float64 for float64).""",

@@ -99,8 +99,15 @@ def attention_with_cache(
     return (out, lse) if arguments.flag("return_softmax_lse", return_softmax_lse) else out
 
 
+@composed
 def append_kv(
-    k: ArrayLike, v: ArrayLike, cache: KvCache, *, cu_seqlens: ArrayLike | None = None, slots: ArrayLike | None = None
+    k: ArrayLike,
+    v: ArrayLike,
+    cache: KvCache,
+    *,
+    cu_seqlens: ArrayLike | None = None,
+    slots: ArrayLike | None = None,
+    write_scales: bool = False,
 ) -> KvCache:
     """Returns the cache with new tokens in it, in its dtype; float8 after division by its scales.
 
@@ -110,18 +117,25 @@ def append_kv(
     cu_seqlens: int32 [batch + 1]; request b has the rows cu_seqlens[b] to cu_seqlens[b + 1].
     slots: int32, [rows] or [batch, m]: page * page_size + slot of each row, in place of seqlens; -1, and what is no
         slot, is skipped.
+    {write_scales}
 
     Within jit, a cache that is donated is written in place; one that is not is copied.
 
-    Raises TypeError if cache is no KvCache, and UnsupportedError for vmap. Wrong shapes and dtypes are an error of
-    JAX's when the program runs.
+    Raises TypeError if cache is no KvCache, ValueError if it has no scales to write, and UnsupportedError for vmap.
+    Wrong shapes and dtypes are an error of JAX's when the program runs.
     """
     _check_kind("cache", cache, KvCache)
     given = {"k": k, "v": v, "cu_seqlens": cu_seqlens, "slots": slots}
     given = {name: jnp.asarray(x) for name, x in given.items() if x is not None}
     tensors = {**cache.tensors(), **given}
-    k, v = _append(tuple(tensors), *tensors.values())
-    return cache.replace(k=k, v=v)
+    written = {"cache.k": "k", "cache.v": "v"}
+    if arguments.flag("write_scales", write_scales):
+        written |= {name: name for name in ("k_scale", "v_scale")}
+    for name in written:
+        if name not in tensors:
+            raise ValueError(f"write_scales is set and {name} is absent; it must be there, to be written")
+    made = _append((tuple(tensors), tuple(written)), *tensors.values())
+    return cache.replace(**dict(zip(written.values(), made)))
 
 
 def _check_kind(name: str, value: Any, kind: type) -> None:
@@ -189,10 +203,12 @@ def _forward_on(platform: str, options: _Options, results: Any, workspace_bytes:
 
 
 @_without_vmap("append_kv")
-def _append(names: tuple[str, ...], *arrays: Any) -> Any:
+def _append(options: tuple[tuple[str, ...], tuple[str, ...]], *arrays: Any) -> Any:
     library.load()
-    results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays[:2]]
-    function = jax.ffi.ffi_call("flashmask_append_kv", results, input_output_aliases={0: 0, 1: 1})
+    names, written = options
+    aliases = {names.index(name): at for at, name in enumerate(written)}
+    results = [jax.ShapeDtypeStruct(arrays[at].shape, arrays[at].dtype) for at in aliases]
+    function = jax.ffi.ffi_call("flashmask_append_kv", results, input_output_aliases=aliases)
     return tuple(function(*arrays, names=_joined(names)))
 
 

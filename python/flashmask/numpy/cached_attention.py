@@ -68,6 +68,7 @@ def flashmask_with_kvcache(
     return (arrays["out"], arrays["lse"]) if wants_lse else arrays["out"]
 
 
+@composed
 def append_kv(
     k: Array,
     v: Array,
@@ -87,8 +88,7 @@ def append_kv(
     slots: int32 or int64, [rows] or [batch, m]: page * page_size + slot of each row, in place of seqlens; -1, and what
         is no slot, is skipped.
     bounds: int32 [.., 1 or heads_kv, n], of k's first dimensions: each row's vectors, for mask.bounds.
-    write_scales: writes cache.k_scale and v_scale, too, which have to be float32 [pages, page_size, 1 or heads_kv]: the
-        largest magnitude of a new token's numbers, over its heads where they share a scale, over 448; 1 for zeros.
+    {write_scales}
 
     Raises TypeError or ValueError if an argument is wrong.
     """

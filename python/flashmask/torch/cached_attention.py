@@ -279,6 +279,7 @@ def flashmask_with_kvcache(
     return out, lse
 
 
+@composed
 def append_kv(
     k: torch.Tensor,
     v: torch.Tensor,
@@ -299,8 +300,7 @@ def append_kv(
     slots: int32 or int64, [rows] or [batch, m]: page * page_size + slot of each row, in place of seqlens; -1, and what
         is no slot, is skipped.
     bounds: int32 [.., 1 or heads_kv, n], of k's first dimensions: each row's vectors, written to mask.bounds.
-    write_scales: writes cache.k_scale and v_scale, too, which have to be float32 [pages, page_size, 1 or heads_kv]: the
-        largest magnitude of a new token's numbers, over its heads where they share a scale, over 448; 1 for zeros.
+    {write_scales}
 
     Raises TypeError or ValueError if an argument is wrong, RuntimeError where gradients are on and k, v or the cache
     requires one.
@@ -320,6 +320,32 @@ def append_kv(
     operators.call(_append, k, v, *operands, *rest, entry=_enter_append)
     scales = operands[-2:] if write_scales else ()
     _note_writes([x for x in (cache.k, cache.v, target, *scales) if x is not None])
+
+
+def scales_of(
+    k: torch.Tensor, v: torch.Tensor, per: Literal["tensor", "head"] = "head"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(k_scale, v_scale) for a float8 cache of tokens like these: the largest finite magnitude over 448, 1 for zeros.
+    For scales that append_kv does not write: made once, before the first append. Tokens beyond them saturate.
+
+    k, v: tokens of a calibration, [.., heads_kv, head_dim] and [.., heads_kv, head_dim_v], of any floating-point dtype.
+    per: "tensor", float32 [], or "head", [heads_kv].
+
+    Of several batches, torch.maximum of the scales is the scale of all. Raises TypeError or ValueError if an argument
+    is no such tensor, or per none of these.
+    """
+    arguments.choice("per", per, ("tensor", "head"))
+    return _scale_of("k", k, per), _scale_of("v", v, per)
+
+
+def _scale_of(name: str, x: torch.Tensor, per: str) -> torch.Tensor:
+    tensor_arguments.check_dense(name, x, "[.., heads_kv, dim]")
+    if x.ndim < 2 or not x.is_floating_point():
+        raise ValueError(f"{name} is {arguments.describe(x)}; it must be floating-point [.., heads_kv, dim]")
+    largest = x.detach().double().abs().nan_to_num(0, posinf=0)
+    dims = tuple(range(x.ndim)) if per == "tensor" else (*range(x.ndim - 2), x.ndim - 1)
+    scale = (largest.amax(dims) / 448 if x.numel() else largest.sum(dims)).float()
+    return torch.where(scale > 0, scale, 1.0)
 
 
 def explain(
