@@ -4,25 +4,21 @@
     python -m benchmarks.measure.float8_storage
 
 Attention over the stored cache against that over the numbers that were stored, both in float32 on the CPU, so that no
-other rounding shows; the last column is of a cache in bfloat16. A scale is the largest magnitude of its numbers over
-448, the largest number of e4m3. Errors are norms: of the difference, over that of the output.
+other rounding shows; the last column is of a cache in bfloat16. Scales of the tensor and of heads are calibrated on
+the same numbers (scales_of); append_kv writes the others. "Whole page" is what a caller can give who has all tokens of
+a page: their largest magnitude over 448. Errors are norms: of the difference, over that of the output.
 """
 
 import math
 
 import torch
 from flashmask import append_kv, flashmask_with_kvcache
-from flashmask.inference import KvCache
+from flashmask.inference import KvCache, scales_of
 
 REQUESTS, ROWS, HEADS_KV, GROUP, DIM, PAGE = 2, 4, 4, 4, 128, 64
-LARGEST = 448.0  # the largest number of e4m3
-SCALES = {  # dimensions of [pages, page_size, heads_kv] that a scale is of
-    "tensor": (0, 1, 2),
-    "head": (0, 1),
-    "page": (1, 2),
-    "token": (2,),
-    "token and head": (),
-}
+CALIBRATED = ("tensor", "head")
+WRITTEN = {"page": (1, 1), "token": (PAGE, 1), "token and head": (PAGE, HEADS_KV)}  # scales of a page
+SCALES = (*CALIBRATED, "whole page", *WRITTEN)
 
 
 def random_data(keys, generator):
@@ -61,25 +57,24 @@ def draw(keys, generator):
     return q, k, v
 
 
-def scale_of(x, dims):
-    """Scales [pages, page_size, heads_kv], or 1 where they are of a dimension, of keys [requests, keys, heads, dim]."""
-    pages = x.reshape(-1, PAGE, HEADS_KV, DIM).abs().amax(-1)
-    return (pages.amax(dims, keepdim=True) if dims else pages) / LARGEST
-
-
-def attend(q, k, v, dtype, dims=None):
+def attend(q, k, v, dtype, scale_of=None):
     """The output over a cache of a dtype in which k and v were stored."""
     keys = k.shape[1]
     pages = torch.zeros(2, REQUESTS * keys // PAGE, PAGE, HEADS_KV, DIM).to(dtype)
     table = torch.arange(pages.shape[1], dtype=torch.int32).view(REQUESTS, -1)
     seqlens = torch.full((REQUESTS,), keys, dtype=torch.int32)
-    scales = {} if dims is None else {"k_scale": scale_of(k, dims), "v_scale": scale_of(v, dims)}
-    cache = KvCache(*pages, page_table=table, seqlens=seqlens, **scales)
     if dtype == torch.bfloat16:  # stored in bfloat16, and read as float32
-        append_kv(k.to(dtype), v.to(dtype), cache)
-        cache = KvCache(*pages.float(), page_table=table, seqlens=seqlens)
-    else:
-        append_kv(k, v, cache)
+        append_kv(k.to(dtype), v.to(dtype), KvCache(*pages, table, seqlens))
+        return flashmask_with_kvcache(q, KvCache(*pages.float(), table, seqlens))
+    scales = (None, None)
+    if scale_of in CALIBRATED:
+        scales = scales_of(k, v, scale_of)
+    elif scale_of == "whole page":
+        scales = (x.reshape(-1, PAGE, HEADS_KV, DIM).abs().amax((1, 2, 3)).view(-1, 1, 1) / 448 for x in (k, v))
+    elif scale_of is not None:
+        scales = torch.zeros(2, pages.shape[1], *WRITTEN[scale_of])
+    cache = KvCache(*pages, table, seqlens, *scales)
+    append_kv(k, v, cache, write_scales=scale_of in WRITTEN)
     return flashmask_with_kvcache(q, cache)
 
 
@@ -90,7 +85,7 @@ def main():
     for name, (draw_data, keys) in DATA.items():
         q, k, v = draw_data(keys, torch.Generator().manual_seed(20261128))
         exact = attend(q, k, v, torch.float32)
-        stored = [attend(q, k, v, torch.float8_e4m3fn, dims) for dims in SCALES.values()]
+        stored = [attend(q, k, v, torch.float8_e4m3fn, scale_of) for scale_of in SCALES]
         stored.append(attend(q, k, v, torch.bfloat16))
         errors = [(out - exact).norm() / exact.norm() for out in stored]
         print(f"| {name} | " + " | ".join(f"{100 * error:.2g} %" for error in errors) + " |")
