@@ -174,6 +174,32 @@ def test_append_writes_what_the_cpu_writes(dtype):
     assert all(torch.equal(a, b) for a, b in zip(*kept))
 
 
+@pytest.mark.parametrize("scale_shape", [(PAGES, PAGE, 1), (PAGES, PAGE, 2), (PAGES, 1, 1), (PAGES, 1, 2)])
+@pytest.mark.parametrize("by_slots", [False, True])
+def test_append_writes_the_scales_that_the_cpu_writes(scale_shape, by_slots):
+    """Scales of tokens and of pages, which grow in several appends; slots come in any order."""
+    _, k, v, table = draw()
+    first, steps = torch.tensor([0, 15, 40, 77]), [(40, 1.0), (1, 30.0), (7, 4.0), (1, 1e4)]
+    tokens = [[factor * torch.randn(4, rows, 2, 64) for _ in range(2)] for rows, factor in steps]
+    orders, kept = [torch.randperm(rows) for rows, _ in steps], []
+    for device in ("cpu", "cuda"):
+        stored, scales = (
+            x.to(device) for x in (torch.stack((k, v)).to(torch.float8_e4m3fn), torch.ones(2, *scale_shape))
+        )
+        lengths = first.int().to(device)
+        cache = KvCache(*stored, table.to(device), lengths, *scales)
+        for (rows, _), new, order in zip(steps, tokens, orders):
+            at = lengths.cpu()[:, None] + torch.arange(rows)
+            slots = (table.gather(1, at // PAGE) * PAGE + at % PAGE).to(device)
+            lengths += rows
+            if by_slots:
+                append_kv(*(x[:, order].to(device) for x in new), cache, slots=slots[:, order], write_scales=True)
+            else:
+                append_kv(*(x.to(device) for x in new), cache, write_scales=True)
+        kept.append([stored.view(torch.uint8).cpu(), scales.cpu()])
+    assert all(torch.equal(a, b) for a, b in zip(*kept)) and not torch.equal(kept[0][1], torch.ones(2, *scale_shape))
+
+
 FLOAT8 = pytest.mark.skipif(os.environ.get("FLASHMASK_KERNELS") == "sm90", reason="kernels that read no float8")
 
 
