@@ -116,6 +116,40 @@ test("row tiles go to the first free worker", () => {
   assert.deepEqual(plain(loads(logic.dispatch(counts, order, 2, 4))), [8, 8, 10, 10]);
 });
 
+/// What a document's elements do in a page's script: any property is another such, and what is put there stays.
+function standIn(own = {}) {
+  const primitive = () => 0;
+  return new Proxy(() => {}, {
+    get: (_, name) => (name === Symbol.toPrimitive ? primitive : (own[name] ??= standIn())),
+    set: (_, name, value) => ((own[name] = name === "value" ? String(value) : value), true),
+    apply: () => standIn(),
+  });
+}
+
+/// The elements of a page, by id, after its script.
+function elementsOf(page) {
+  const byId = {shown: {textContent: scriptOf(page, "shown")}, workers: {value: "132"}, heads: {value: "16"}};
+  const document = standIn({getElementById: (id) => (byId[id] ??= standIn({clientWidth: 800}))});
+  const context = vm.createContext({document, window: standIn(), getComputedStyle: standIn()});
+  vm.runInContext(`${scriptOf(page, "logic")}\n${/<script>([^]*?)<\/script>/.exec(page)[1]}`, context);
+  return byId;
+}
+
+test("the script of a page runs to its end", () => {
+  const said = {
+    "causal_document": /^Band: j - i ≤ 0\. Rows LTS/,
+    "full --seqlen 0": /^Band: none\. No vectors/,
+    "dilated --seqlen 300 --tile 16": /^Band: none\. The lists have [\d,]+ runs/,
+  };
+  for (const [words, band] of Object.entries(said)) {
+    const elements = elementsOf(pageOf(words.split(" ")));
+    assert.equal(elements.error.hidden, true);
+    assert.match(elements.check.textContent, /has found to be the same/);
+    assert.match(elements.command.textContent, new RegExp(`^flashmask show ${words.split(" ")[0]} --seqlen`));
+    assert.match(elements.band.textContent, band);
+  }
+});
+
 test("what is in a page cannot end its script", () => {
   const {version} = shownOf(pageOf(["full"]));
   assert.match(version, /^\d+\.\d+\.\d+$/);

@@ -11,6 +11,10 @@ function range(count, value) {
   return Array.from({length: count}, (_, n) => value(n));
 }
 
+function sum(values) {
+  return values.reduce((total, value) => total + value, 0);
+}
+
 /// A mask as the library writes it in JSON, as {rows, keys, lo, hi, lts, lte, uts, ute, columnPtr, intervals}: row i
 /// sees key j only if lo <= j - i <= hi; vectors may be left out, and so may interval lists, which take their place.
 function maskFromJson(json) {

@@ -269,8 +269,9 @@ function listText({columnPtr, intervals}, j) {
   return rowsText(range(columnPtr[j + 1] - first, (n) => intervals.slice(2 * (first + n), 2 * (first + n + 1))));
 }
 
+/// Runs of rows, cut between two of them.
 function shortened(text) {
-  return text.length > kMostLetters ? `${text.slice(0, kMostLetters)} ...` : text;
+  return text.length > kMostLetters ? `${text.slice(0, text.lastIndexOf(", [", kMostLetters) + 1)} ...` : text;
 }
 
 function showVectors({mask}) {
@@ -278,9 +279,11 @@ function showVectors({mask}) {
   const edges = [...edge(mask.lo, "\u2265"), ...edge(mask.hi, "\u2264")];
   const names = ["lts", "lte", "uts", "ute"].filter((name) => mask[name]);
   const heads = mask.columnPtr ? ["hidden rows"] : names.map((name) => name.toUpperCase());
+  byId("vectors-title").textContent = mask.columnPtr ? "Interval lists" : "Vectors";
+  byId("vectors").className = mask.columnPtr ? "lists" : "";
   byId("band").textContent =
     `Band: ${edges.length ? edges.join(" and ") : "none"}. ` +
-    (mask.columnPtr ? `Interval lists: ${grouped(mask.intervals.length / 2)} runs of rows that do not see a key.` :
+    (mask.columnPtr ? `The lists have ${grouped(mask.intervals.length / 2)} runs of rows that do not see a key.` :
       names.length ? "Rows LTS up to LTE and UTS up to UTE do not see the key; a missing start is the first row, " +
       "a missing end the last." : "No vectors.");
   const cells = mask.columnPtr ? (j) => [listText(mask, j)] : (j) => names.map((name) => grouped(mask[name][j]));
