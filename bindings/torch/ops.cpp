@@ -138,10 +138,11 @@ int64_t size_of(const Tensor& tensor, int64_t dimension, const char* argument) {
   return tensor.size(dimension);
 }
 
-/// Bytes of the plan of interval lists on a CUDA device.
-size_t bytes_with_bits(const fm_mask& mask, bool counted, const fm_options& options, const Place& place) {
+/// Bytes of the plan of interval lists.
+size_t list_plan_bytes(const fm_mask& mask, bool counted, const fm_options& options, const Place& place) {
   size_t most = 0, scratch = 0, bytes = 0;
-  check(fm_plan_device_bytes(&mask, &most, &scratch), place);
+  counted = counted && !place.is_cpu();  // there a plan has no bits to count
+  check(fm_plan_device_bytes(&mask, &options, counted ? nullptr : &most, &scratch), place);
   if (!counted) return most;
   const Tensor memory = empty_bytes("the plan's scratch", scratch, place);
   check(fm_plan_count_bytes(&mask, memory.data_ptr(), scratch, &options, &bytes), place);
@@ -151,7 +152,7 @@ size_t bytes_with_bits(const fm_mask& mask, bool counted, const fm_options& opti
 Tensor plan(const OptionalTensor& bounds, const OptionalTensor& block_mask, int64_t seqlen_q, int64_t seqlen_k,
             bool causal, std::optional<int64_t> q_offset, int64_t window_left, int64_t window_right,
             const torch::stable::Device& device, const OptionalTensor& q_pos, const OptionalTensor& k_pos,
-            const OptionalTensor& column_ptr, const OptionalTensor& intervals, bool counted) {
+            const OptionalTensor& column_ptr, const OptionalTensor& intervals, bool counted, int64_t max_mask_bytes) {
   const Place place = bounds       ? place_of(*bounds)
                       : block_mask ? place_of(*block_mask)
                       : q_pos      ? place_of(*q_pos)
@@ -161,10 +162,11 @@ Tensor plan(const OptionalTensor& bounds, const OptionalTensor& block_mask, int6
   const fm_mask mask = MaskArguments{bounds,       block_mask, causal, q_offset,   window_left,
                                      window_right, q_pos,      k_pos,  column_ptr, intervals}
                            .read(call, seqlen_q, seqlen_k);
-  const fm_options options = options_for(place);
+  fm_options options = options_for(place);
+  options.max_mask_bytes = max_mask_bytes;
   size_t bytes = 0;
-  if (column_ptr && !place.is_cpu()) {
-    bytes = bytes_with_bits(mask, counted, options, place);
+  if (column_ptr) {
+    bytes = list_plan_bytes(mask, counted, options, place);
   } else {
     check(fm_plan_bytes(&mask, &bytes), place);
   }

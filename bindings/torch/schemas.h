@@ -25,10 +25,12 @@ namespace schemas {
   "block_mask, Tensor? plan, "
 
 /// counted: of interval lists on a CUDA device, with room for as many bit tiles as their contents have, which waits for
-/// the device; otherwise for as many as there can be.
+/// the device; otherwise for as many as there can be. max_mask_bytes: as fm_options has it.
 constexpr const char* kPlan =
     "plan(Tensor? bounds, Tensor? block_mask, SymInt seqlen_q, SymInt seqlen_k, bool causal, SymInt? q_offset, SymInt "
-    "window_left, SymInt window_right, Device device" FLASHMASK_MASK_TENSORS ", bool counted=False) -> Tensor";
+    "window_left, SymInt window_right, Device device" FLASHMASK_MASK_TENSORS
+    ", bool counted=False, int max_mask_bytes=0) -> "
+    "Tensor";
 constexpr const char* kForward =
     "forward(Tensor q, Tensor k, Tensor v, Tensor? bounds, Tensor? block_mask, Tensor? plan, " FLASHMASK_OPTIONS
     ") -> (Tensor out, Tensor lse)";

@@ -96,6 +96,11 @@ struct Options {
   /// first that run on the device, of "sm90", "sm80" and "sm86", which are those of sm80's tiles that need at most 99
   /// KiB of shared memory. "auto" obeys the environment variable FLASHMASK_KERNELS. The CPU takes "auto" alone.
   std::string kernels = "auto";
+  /// Most bytes that the mask's interval lists and the plan that the call makes of them may take; a call that needs
+  /// more is refused (kUnsupported) before it asks for memory. 0: what the environment variable
+  /// FLASHMASK_MAX_MASK_BYTES says, or else a quarter of the memory of the tensors' device, on the CPU of the
+  /// machine's. Masks without lists have no such limit.
+  int64_t max_mask_bytes = 0;
   /// Debug: where to add up the executed tiles; null counts nothing. To read the count, a call on a CUDA device waits
   /// for the stream; with features.split_size it refuses to count.
   ExecutedTiles* executed_tiles = nullptr;

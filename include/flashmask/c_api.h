@@ -144,6 +144,9 @@ typedef struct fm_options {
                              Features in attention.h */
   int64_t split_size; /* keys from one partial sum of a forward to the next, a multiple of 128, as fm_cached_args has
                          it, whose bits the rows then have; 0: none; see Features in attention.h */
+  int64_t max_mask_bytes; /* most bytes of interval lists and the plan that is made of them; 0: what the environment
+                             variable FLASHMASK_MAX_MASK_BYTES says, or else a quarter of the memory of `device`; see
+                             Options in attention.h */
 } fm_options;
 
 #define FM_DEVICE_CPU 0
@@ -187,11 +190,15 @@ FLASHMASK_API int64_t fm_last_error_column(void);
 FLASHMASK_API fm_status fm_plan_bytes(const fm_mask* mask, size_t* bytes);
 /* A plan on a CUDA device of a mask with interval lists has bits, too, of as many partial granules as `bytes` has room
  * for. `most`: bytes with room for all that there can be, from the shapes alone: calls that make their own plan use so
- * many, and a plan that a CUDA graph builds needs them. `scratch`: of fm_plan_count_bytes. Without interval lists both
- * are fm_plan_bytes; a mask has them if the data of column_ptr are not NULL, which are not read. */
-FLASHMASK_API fm_status fm_plan_device_bytes(const fm_mask* mask, size_t* most, size_t* scratch);
+ * many, and a plan that a CUDA graph builds needs them. `scratch`: of fm_plan_count_bytes. Without interval lists and
+ * on the CPU both are fm_plan_bytes; a mask has lists if the data of column_ptr are not NULL, which are not read.
+ * FM_UNSUPPORTED if lists and a plan of `most` bytes (`scratch` bytes, if `most` is NULL: not asked for) take more than
+ * options->max_mask_bytes. */
+FLASHMASK_API fm_status fm_plan_device_bytes(const fm_mask* mask, const fm_options* options, size_t* most,
+                                             size_t* scratch);
 /* Bytes that the plan of the mask's contents as they are needs on options->device, where `scratch` is, too (8-byte
- * aligned). Waits for options->stream on a CUDA device, if the mask has interval lists. */
+ * aligned; on the CPU it may be NULL). Waits for options->stream on a CUDA device, if the mask has interval lists.
+ * FM_UNSUPPORTED if these and the plan take more than options->max_mask_bytes. */
 FLASHMASK_API fm_status fm_plan_count_bytes(const fm_mask* mask, void* scratch, size_t scratch_bytes,
                                             const fm_options* options, size_t* bytes);
 /* Fills `buffer` (8-byte aligned) with the plan of the mask's contents as they are. Both are on options->device (NULL:

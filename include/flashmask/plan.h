@@ -161,9 +161,10 @@ FLASHMASK_API int64_t most_bit_tiles(const MaskView& mask, Device device);
 
 /// Bit tiles that the mask's contents as they are now need, kNoBits as above: for plans that are made ahead of calls.
 /// On a CUDA device this makes the plan without its bits in `scratch` (the layout with 0 bit tiles, in its memory,
-/// 8-byte aligned) and waits for `stream`.
+/// 8-byte aligned) and waits for `stream`. Throws kUnsupported if lists and plan take more than max_mask_bytes, as
+/// Options have it.
 FLASHMASK_API int64_t count_bit_tiles(const MaskView& mask, std::span<std::byte> scratch, Device device,
-                                      void* stream = nullptr);
+                                      void* stream = nullptr, int64_t max_mask_bytes = 0);
 
 /// Builds a plan on a device that holds the mask's contents (if it has any) and `buffer`: on a CUDA device the work is
 /// put on `stream` (a cudaStream_t), nothing is allocated and nothing waits. The plan reflects the contents at the time
@@ -189,8 +190,9 @@ inline void validate_plan(const Mask& mask, const PlanView& plan, std::span<std:
 /// backward of its mask, from any thread.
 class FLASHMASK_API Plan {
  public:
-  explicit Plan(const Mask& mask) : Plan(mask.view()) {}
-  explicit Plan(const MaskView& mask);
+  /// max_mask_bytes: as Options have it, for a mask with interval lists.
+  explicit Plan(const Mask& mask, int64_t max_mask_bytes = 0) : Plan(mask.view(), max_mask_bytes) {}
+  explicit Plan(const MaskView& mask, int64_t max_mask_bytes = 0);
   const PlanView& view() const { return view_; }
   std::span<const std::byte> buffer() const {
     return {reinterpret_cast<const std::byte*>(words_.data()), words_.size() * 8};

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "call/backend.h"
+#include "plan/mask_memory.h"
 #include "plan/plan_buffer.h"
 
 #include "c_api/read.h"
@@ -13,12 +15,16 @@ fm_status fm_plan_bytes(const fm_mask* mask, size_t* bytes) {
   });
 }
 
-fm_status fm_plan_device_bytes(const fm_mask* mask, size_t* most, size_t* scratch) {
+fm_status fm_plan_device_bytes(const fm_mask* mask, const fm_options* options, size_t* most, size_t* scratch) {
   return guarded([&] {
-    const Device device{Device::Kind::kCuda, 0};
-    const CallMask of(mask, device);
-    required(most, "most") = static_cast<size_t>(plan_layout(of.view(), device).bytes);
-    required(scratch, "scratch") = static_cast<size_t>(plan_layout(of.view(), device, 0).bytes);
+    const CallOptions call(options);
+    const CallMask of(mask, call.device);
+    const PlanLayout least = plan_layout(of.view(), call.device, 0),
+                     wanted = most ? plan_layout(of.view(), call.device) : least;
+    check_mask_memory(of.view(), wanted, call.options.max_mask_bytes,
+                      backend_for(call.device.kind).memory_bytes(call.device));
+    if (most) *most = static_cast<size_t>(wanted.bytes);
+    required(scratch, "scratch") = static_cast<size_t>(least.bytes);
   });
 }
 
@@ -27,8 +33,8 @@ fm_status fm_plan_count_bytes(const fm_mask* mask, void* scratch, size_t scratch
   return guarded([&] {
     const CallOptions call(options);
     CallMask of(mask, call.device);
-    const int64_t tiles =
-        count_bit_tiles(of.contents(), memory(scratch, scratch_bytes, "scratch"), call.device, call.options.stream);
+    const int64_t tiles = count_bit_tiles(of.contents(), memory(scratch, scratch_bytes, "scratch"), call.device,
+                                          call.options.stream, call.options.max_mask_bytes);
     required(bytes, "bytes") = static_cast<size_t>(plan_layout(of.view(), tiles).bytes);
   });
 }

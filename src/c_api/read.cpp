@@ -147,6 +147,7 @@ CallOptions::CallOptions(const fm_options* from) {
   if (o.kernels) options.kernels = o.kernels;
   options.threads = o.threads;
   options.max_ctas = o.max_ctas;
+  options.max_mask_bytes = o.max_mask_bytes;
   options.stream = o.stream;
   executed = o.executed_tiles;
   allocate = o.allocate;

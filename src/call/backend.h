@@ -36,6 +36,9 @@ class Backend {
   /// Kernels compiled in, whatever this machine can run.
   virtual std::vector<KernelInfo> kernels() const { return {}; }
 
+  /// Bytes of the device's memory; 0 if they are not known.
+  virtual int64_t memory_bytes(const Device& device) const;
+
   // Plans and masks where the tensors are, on a device of this backend's kind; in host memory unless overridden.
   // Arguments are checked.
 

@@ -3,9 +3,11 @@
 // Plans where the tensors are. Here and not in src/plan/, which knows no backend.
 
 #include "call/backend.h"
+#include "common/host_memory.h"
 #include "common/message.h"
 #include "flashmask/plan.h"
 #include "mask/host_only.h"
+#include "plan/mask_memory.h"
 #include "plan/plan_buffer.h"
 
 namespace flashmask {
@@ -44,12 +46,22 @@ void validate_plan(const MaskView& mask, const PlanView& plan, std::span<std::by
   if (!backend_for(plan.device().kind).is_plan_of(mask, plan, scratch, stream)) throw_other_mask();
 }
 
-int64_t count_bit_tiles(const MaskView& mask, std::span<std::byte> scratch, Device device, void* stream) {
+int64_t count_bit_tiles(const MaskView& mask, std::span<std::byte> scratch, Device device, void* stream,
+                        int64_t max_mask_bytes) {
   check_mask_device(mask, device);
   check_stream(device, stream);
-  if (most_bit_tiles(mask, device) == kNoBits) return kNoBits;
-  check_plan_buffer("scratch", scratch, plan_layout(mask, int64_t{0}));
-  return backend_for(device.kind).count_bit_tiles(mask, scratch, device, stream);
+  const Backend& backend = backend_for(device.kind);
+  int64_t tiles = most_bit_tiles(mask, device);
+  if (tiles != kNoBits) {
+    check_plan_buffer("scratch", scratch, plan_layout(mask, int64_t{0}));
+    tiles = backend.count_bit_tiles(mask, scratch, device, stream);
+  }
+  check_mask_memory(mask, plan_layout(mask, tiles), max_mask_bytes, backend.memory_bytes(device));
+  return tiles;
+}
+
+int64_t Backend::memory_bytes(const Device& device) const {
+  return device.kind == Device::Kind::kCpu ? host_memory_bytes() : 0;
 }
 
 int64_t Backend::count_bit_tiles(const MaskView&, std::span<std::byte>, const Device&, void*) const { return kNoBits; }

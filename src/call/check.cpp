@@ -160,6 +160,7 @@ Problem begin(const AttentionInputs& args, const MaskView* mask, const Options& 
   p.deterministic = options.deterministic;
   p.kernels = options.kernels;
   p.executed_tiles = options.executed_tiles;
+  p.max_mask_bytes = options.max_mask_bytes;
   p.q = args.q;
   p.k = args.k;
   p.v = args.v;

@@ -13,6 +13,8 @@
 #include <vector>
 
 #include "call/backend.h"
+#include "plan/mask_memory.h"
+#include "plan/plan_buffer.h"
 
 namespace flashmask {
 
@@ -32,12 +34,23 @@ enum class Reasons { kNone, kAll };
 /// The backend of that name. Throws, naming `source`, if there is none.
 const Backend& find_backend(std::string_view wanted, std::string_view source);
 
+/// True if the call makes the plan that its launch reads.
+inline bool makes_plan(const Problem& problem, const Launch& launch) {
+  return launch.reads_plan() && !problem.plan.defined();
+}
+
 namespace choice {
 
 inline Prepared prepare(const Backend& backend, const Problem& problem) {
   if (problem.features.split_size != 0 && !backend.takes_split_size())
     return Refusal{message("split_size is ", problem.features.split_size, "; backends 'cpu' and 'cuda' take it")};
-  return backend.prepare(problem);
+  Prepared answer = backend.prepare(problem);
+  const auto* launch = std::get_if<Launch>(&answer);
+  if (!launch || !makes_plan(problem, *launch)) return answer;
+  const int64_t memory = problem.gpu ? 0 : backend.memory_bytes(problem.device);
+  std::string why =
+      mask_memory_refusal(problem.mask, plan_layout(problem.mask, problem.device), problem.max_mask_bytes, memory);
+  return why.empty() ? answer : Refusal{std::move(why)};
 }
 inline PreparedCached prepare(const Backend& backend, const CachedProblem& problem) {
   return backend.prepare_cached(problem);

@@ -8,6 +8,7 @@
 
 #include "call/requirements.h"
 #include "common/message.h"
+#include "plan/mask_memory.h"
 
 namespace flashmask {
 
@@ -17,6 +18,7 @@ void check_options(const Options& options) {
     throw_invalid("max_ctas is ", options.max_ctas, "; it must be 0 (one for each multiprocessor) or more");
   if (const auto& scale = options.softmax_scale; scale && !(*scale >= 0 && std::isfinite(*scale)))
     throw_invalid("softmax_scale is ", *scale, "; it must be finite and at least 0");
+  check_max_mask_bytes(options.max_mask_bytes);
   for (const NumberOption& option : kNumberOptions) check_value(option, options.features);
   for (const CountOption& option : kCountOptions) check_value(option, options.features);
 }

@@ -21,6 +21,7 @@ struct Problem : CommonOptions {
   bool deterministic = false;
   std::string_view kernels = "auto";  ///< as Options::kernels, in whose memory it is
   ExecutedTiles* executed_tiles = nullptr;
+  int64_t max_mask_bytes = 0;     ///< as Options::max_mask_bytes
   std::optional<GpuModel> gpu{};  ///< in an explanation: replaces the device's own properties
 
   TensorView q, k, v, out, lse, dout, dlse, dq, dk, dv, dsink;

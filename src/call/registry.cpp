@@ -11,6 +11,7 @@
 #include "common/arithmetic.h"
 #include "common/host_memory.h"
 #include "common/message.h"
+#include "plan/mask_memory.h"
 #include "plan/plan_buffer.h"
 
 namespace flashmask {
@@ -59,8 +60,8 @@ const Backend& find_backend(std::string_view wanted, std::string_view source) {
 Launch prepare(const Problem& problem, std::string_view wanted) { return launch_of(problem, wanted); }
 
 int64_t plan_bytes(const Problem& problem, const Launch& launch) {
-  const bool makes_plan = launch.reads_plan() && !problem.plan.defined();
-  return makes_plan ? round_up(plan_layout(problem.mask, problem.device).bytes, kWorkspaceAlignment) : 0;
+  return makes_plan(problem, launch) ? round_up(plan_layout(problem.mask, problem.device).bytes, kWorkspaceAlignment)
+                                     : 0;
 }
 
 std::size_t Call::workspace_bytes() const { return total_workspace_bytes(launch_, plan_bytes_); }
@@ -82,10 +83,9 @@ Explanation explain_problem(const Problem& problem, std::string_view backend) {
   Explanation result;
   result.features = names(problem.features);
   if (compares_positions(problem.mask)) result.features.emplace_back("positions");
-  if (problem.mask.column_ptr && problem.device.kind == Device::Kind::kCuda) {
+  if (problem.mask.column_ptr) {
     const PlanLayout plan = problem.plan.defined() ? problem.plan.layout() : plan_layout(problem.mask, problem.device);
-    result.features.push_back(message("interval lists: a plan of ", plan.bytes, " bytes, ",
-                                      plan.bit_tiles * kBitTileBytes, " of them bits of partial tiles"));
+    result.features.push_back(describe(MaskMemory(problem.mask, plan)));
   }
   Choice<Launch> choice = choose(problem, backend, Reasons::kAll);
   result.rejected = std::move(choice.rejected);

@@ -3,6 +3,8 @@
 
 // Allocations in host memory whose size follows from what a caller passes.
 
+#include <unistd.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -20,6 +22,12 @@ inline constexpr const char* kNoHostMemory = "host memory ran out; free some or 
 [[noreturn]] inline void throw_no_host_memory(const std::string& what, uint64_t bytes) {
   throw Error(ErrorCode::kOutOfMemory, message(what, " needs ", bytes, " bytes of host memory, which could not be ",
                                                "allocated; free some or pass less at once"));
+}
+
+/// The machine's memory in bytes; 0 if the system does not say.
+inline int64_t host_memory_bytes() {
+  const int64_t pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
+  return pages > 0 && page_bytes > 0 ? pages * page_bytes : 0;
 }
 
 /// Runs f, turning a failed allocation into the library's error.

@@ -11,6 +11,7 @@
 #include "mask/list_rows.h"
 #include "mask/tile_classifier.h"
 #include "mask/view.h"
+#include "plan/mask_memory.h"
 #include "plan/plan_buffer.h"
 #include "plan/plan_header.h"
 
@@ -378,8 +379,9 @@ void make_full_tiles_partial(std::span<std::byte> buffer, const PlanLayout& layo
   clear(layout.key_full_bits, layout.row_counts);
 }
 
-Plan::Plan(const MaskView& mask) {
+Plan::Plan(const MaskView& mask, int64_t max_mask_bytes) {
   const PlanLayout layout = plan_layout(mask);
+  check_mask_memory(mask, layout, max_mask_bytes, host_memory_bytes());
   words_ = zeros<uint64_t>("the plan", layout.bytes / 8);
   build_plan(mask, std::as_writable_bytes(std::span(words_)));
   view_ = PlanView(buffer());

@@ -2,6 +2,7 @@
 // Attention under masks of any number of hidden intervals per column, against the oracle and with everything executed.
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <string>
 
 #include "attention/compare.h"
@@ -121,8 +122,8 @@ TEST(AttentionByLists, PlansOnADeviceHaveBits) {
   args.plan = PlanView::on_device(with, buffer, device);
   const Explanation explanation = explain(args, {});
   ASSERT_EQ(explanation.features.size(), 1u);
-  EXPECT_EQ(explanation.features[0],
-            "interval lists: a plan of " + std::to_string(with.bytes) + " bytes, 1024 of them bits of partial tiles");
+  EXPECT_EQ(explanation.features[0], "interval lists of 32 bytes and a plan of " + std::to_string(with.bytes) +
+                                         " bytes, 1024 of them bits of partial tiles");
   call.mask = Mask({.seqlen_q = 9, .seqlen_k = 1});
   args.mask = call.mask;
   expect_invalid({"the plan has bits, and the mask no interval lists"}, [&] { forward_workspace(args, {}); });
@@ -133,27 +134,117 @@ TEST(AttentionByLists, BytesOfPlansOnADevice) {
   mask.struct_size = sizeof(mask);
   mask.seqlen_q = 1000;
   mask.seqlen_k = 500;
+  fm_options options{};
+  options.struct_size = sizeof(options);
+  options.device = 1;
   std::size_t most = 0, scratch = 0, bytes = 0;
   ASSERT_EQ(fm_plan_bytes(&mask, &bytes), FM_OK);
-  ASSERT_EQ(fm_plan_device_bytes(&mask, &most, &scratch), FM_OK) << fm_last_error();
+  ASSERT_EQ(fm_plan_device_bytes(&mask, &options, &most, &scratch), FM_OK) << fm_last_error();
   EXPECT_EQ(most, bytes);
   EXPECT_EQ(scratch, bytes);
   std::vector<int32_t> column_ptr(501), intervals{1, 2};
   mask.column_ptr = {
       .data = column_ptr.data(), .dtype = FM_INT32, .ndim = 3, .shape = {1, 1, 501}, .stride = {501, 501, 1}};
   mask.intervals = {.data = intervals.data(), .dtype = FM_INT32, .ndim = 2, .shape = {1, 2}, .stride = {2, 1}};
-  ASSERT_EQ(fm_plan_device_bytes(&mask, &most, &scratch), FM_OK) << fm_last_error();
+  ASSERT_EQ(fm_plan_device_bytes(&mask, &options, &most, &scratch), FM_OK) << fm_last_error();
   EXPECT_EQ(static_cast<int64_t>(scratch), PlanLayout(1000, 500, 1, 1, 0).bytes);
   EXPECT_EQ(most, scratch + 16 * 4 * 1024);
   // Within a window rows see few key blocks.
   mask.flags = FM_HAS_WINDOW;
   mask.window_left = 60;
-  ASSERT_EQ(fm_plan_device_bytes(&mask, &most, &scratch), FM_OK) << fm_last_error();
+  ASSERT_EQ(fm_plan_device_bytes(&mask, &options, &most, &scratch), FM_OK) << fm_last_error();
   EXPECT_EQ(most, scratch + 16 * 2 * 1024);
   // In host memory a plan has none.
   std::size_t counted = 0;
   ASSERT_EQ(fm_plan_count_bytes(&mask, nullptr, 0, nullptr, &counted), FM_OK) << fm_last_error();
   EXPECT_EQ(counted, bytes);
+}
+
+template <typename F>
+void expect_too_much(int64_t bytes, int64_t limit, const char* source, F&& f) {
+  expect_error(ErrorCode::kUnsupported,
+               {"interval lists of 32 bytes", std::to_string(bytes) + " bytes",
+                "max_mask_bytes allows " + std::to_string(limit) + " (" + source + ")", "FLASHMASK_MAX_MASK_BYTES"},
+               f);
+}
+
+TEST(AttentionByLists, TakeNoMoreMemoryThanAllowed) {
+  const MaskParts parts{.seqlen_q = 9, .seqlen_k = 1, .column_ptr = {0, 3}, .intervals = {1, 2, 3, 4, 5, 6}};
+  Call<float> call({.seqlen_q = 9, .seqlen_k = 1});
+  call.mask = Mask(parts);
+  const int64_t bytes = 2 * 4 + 3 * 8 + PlanLayout(9, 1, 1, 1).bytes;
+  call.options.max_mask_bytes = bytes;
+  call.run();
+  call.options.max_mask_bytes = bytes - 1;
+  expect_too_much(bytes, bytes - 1, "as asked for", [&] { call.forward(); });
+  expect_too_much(bytes, bytes - 1, "as asked for", [&] { backward_workspace(call.backward_args(), call.options); });
+  expect_too_much(bytes, bytes - 1, "as asked for", [&] { Plan(*call.mask, bytes - 1); });
+  const Explanation explanation = explain(call.forward_args(), call.options);
+  EXPECT_EQ(explanation.backend, "");
+  EXPECT_NE(to_string(explanation).find("max_mask_bytes allows " + std::to_string(bytes - 1)), std::string::npos);
+  // A plan that is there takes no more.
+  const Plan plan(*call.mask, bytes);
+  call.plan = plan.view();
+  call.run();
+  // Nor do masks without lists count.
+  call.plan = {};
+  call.mask = Mask({.seqlen_q = 9, .seqlen_k = 1});
+  call.run();
+  call.options.max_mask_bytes = -1;
+  expect_invalid({"max_mask_bytes is -1", "0 (a quarter of the device's memory) or more"}, [&] { call.run(); });
+}
+
+/// Sets an environment variable for as long as it lives.
+struct Variable {
+  const char* name;
+  Variable(const char* of, const std::string& value) : name(of) { setenv(name, value.c_str(), 1); }
+  ~Variable() { unsetenv(name); }
+};
+
+TEST(AttentionByLists, TheEnvironmentSaysHowMuchMemoryTheyTake) {
+  constexpr const char* kName = "FLASHMASK_MAX_MASK_BYTES";
+  const MaskParts parts{.seqlen_q = 9, .seqlen_k = 1, .column_ptr = {0, 3}, .intervals = {1, 2, 3, 4, 5, 6}};
+  const Mask mask(parts);
+  const int64_t bytes = 2 * 4 + 3 * 8 + PlanLayout(9, 1, 1, 1).bytes;
+  {
+    const Variable exact(kName, std::to_string(bytes));
+    Plan{mask};
+  }
+  {
+    const Variable less(kName, std::to_string(bytes - 1));
+    expect_too_much(bytes, bytes - 1, kName, [&] { Plan{mask}; });
+    Plan(mask, bytes);
+  }
+  for (const char* wrong : {"0", "-1", "1GiB", " 7", "99999999999999999999"}) {
+    const Variable variable(kName, wrong);
+    expect_invalid({kName, std::string("'") + wrong + "'", "a number of bytes, at least 1"}, [&] { Plan{mask}; });
+  }
+}
+
+TEST(AttentionByLists, PlansOfTheCInterfaceTakeNoMoreMemoryThanAllowed) {
+  std::vector<int32_t> column_ptr{0, 3}, intervals{1, 2, 3, 4, 5, 6};
+  fm_mask mask{};
+  mask.struct_size = sizeof(mask);
+  mask.seqlen_q = 9;
+  mask.seqlen_k = 1;
+  mask.column_ptr = {.data = column_ptr.data(), .dtype = FM_INT32, .ndim = 3, .shape = {1, 1, 2}, .stride = {2, 2, 1}};
+  mask.intervals = {.data = intervals.data(), .dtype = FM_INT32, .ndim = 2, .shape = {3, 2}, .stride = {2, 1}};
+  fm_options options{};
+  options.struct_size = sizeof(options);
+  std::size_t most = 0, scratch = 0;
+  for (const auto& [device, tiles] : {std::pair{0, kNoBits}, {1, int64_t{1}}}) {
+    options.device = device;
+    options.max_mask_bytes = 2 * 4 + 3 * 8 + PlanLayout(9, 1, 1, 1, tiles).bytes;
+    EXPECT_EQ(fm_plan_device_bytes(&mask, &options, &most, &scratch), FM_OK) << fm_last_error();
+    --options.max_mask_bytes;
+    EXPECT_EQ(fm_plan_device_bytes(&mask, &options, &most, &scratch), FM_UNSUPPORTED);
+    EXPECT_NE(std::string(fm_last_error()).find("max_mask_bytes allows"), std::string::npos) << fm_last_error();
+  }
+  // Without room for all tiles, a plan whose tiles are still to be counted.
+  EXPECT_EQ(fm_plan_device_bytes(&mask, &options, nullptr, &scratch), FM_OK) << fm_last_error();
+  options.device = FM_DEVICE_CPU;
+  options.max_mask_bytes = 1;
+  EXPECT_EQ(fm_plan_count_bytes(&mask, nullptr, 0, &options, &most), FM_UNSUPPORTED);
 }
 
 TEST(AttentionByLists, AnotherPlanIsRefused) {

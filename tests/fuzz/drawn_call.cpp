@@ -115,7 +115,7 @@ void change_mask(ByteReader& bytes, Drawn& drawn) {
 
 void change_options(ByteReader& bytes, Drawn& drawn) {
   fm_options& o = drawn.options;
-  const uint8_t field = bytes.byte() % 17;
+  const uint8_t field = bytes.byte() % 18;
   constexpr int64_t kDevices[] = {1, -1, 2, INT32_MAX, INT32_MIN};
   switch (field) {
     case 0:
@@ -169,6 +169,9 @@ void change_options(ByteReader& bytes, Drawn& drawn) {
       break;
     case 15:
       o.split_size = bytes.byte() % 2 ? 128 : draw_wrong(bytes);
+      break;
+    case 16:
+      o.max_mask_bytes = draw_wrong(bytes);
       break;
     default:
       drawn.backend = bytes.byte() % 8;

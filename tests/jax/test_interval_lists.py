@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dense_reference import DTYPE, HEAD_DIM, TOLERANCES
+from flashmask.errors import UnsupportedError
 from flashmask.jax import Mask, dot_product_attention, explain, masks
 
 T = 150
@@ -117,6 +118,13 @@ def test_what_is_refused(arrays):
         jax.jit(masks.from_dense)(jnp.ones((3, 3), bool))
     with pytest.raises(ValueError, match="visible is .*; it must be bool or uint8"):
         masks.from_dense(jnp.ones((3, 3)))
+
+
+def test_memory_is_limited(arrays, monkeypatch):
+    mask = masks.dilated(T, 3, 2)
+    monkeypatch.setenv("FLASHMASK_MAX_MASK_BYTES", "1")
+    with pytest.raises(UnsupportedError, match=r"interval lists .* max_mask_bytes allows 1 \(FLASHMASK_MAX_MASK_BYTES"):
+        jax.grad(lambda q: dot_product_attention(q, *arrays[1:3], mask).sum())(arrays[0])
 
 
 def test_explain_counts_the_lists(arrays):

@@ -5,6 +5,7 @@ import dense
 import flashmask.numpy as fm
 import numpy as np
 import pytest
+from flashmask.errors import UnsupportedError
 from flashmask.numpy import masks
 
 ROWS, KEYS = 150, 170
@@ -102,6 +103,14 @@ def test_lists_that_do_not_fit_are_refused(change, words):
 def test_what_is_no_matrix_is_refused(visible):
     with pytest.raises(ValueError, match="visible is .*; it must be bool or uint8"):
         masks.from_dense(visible)
+
+
+def test_memory_is_limited(monkeypatch):
+    mask = masks.dilated(20, 3, 2)
+    q = np.zeros((1, 20, 1, 8), np.float32)
+    monkeypatch.setenv("FLASHMASK_MAX_MASK_BYTES", "1")
+    with pytest.raises(UnsupportedError, match=r"interval lists .* max_mask_bytes allows 1 \(FLASHMASK_MAX_MASK_BYTES"):
+        fm.attention(q, q, q, mask)
 
 
 def test_explain_counts_the_lists():

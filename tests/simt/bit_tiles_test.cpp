@@ -15,6 +15,7 @@
 #include "flashmask/attention.h"
 #include "flashmask/plan.h"
 #include "gpu/device_mask.h"
+#include "support/expect_error.h"
 #include "support/extent.h"
 #include "support/independent_rule.h"
 #include "support/random_masks.h"
@@ -161,6 +162,51 @@ TEST(BitTiles, HaveTheBitsOfTheMatrix) {
     expect_same_bits(s, parts, options, random);
     if (HasFailure()) return;
   }
+}
+
+TEST(BitTiles, TakeNoMoreMemoryThanAllowed) {
+  const Mask host({.seqlen_q = 200, .seqlen_k = 1, .column_ptr = {0, 3}, .intervals = {1, 2, 3, 4, 5, 6}});
+  const Mask mask = on_device(host);
+  constexpr int64_t kLists = 2 * 4 + 3 * 8;
+  std::vector<uint64_t> scratch(1024);
+  const auto count = [&](int64_t max_mask_bytes) {
+    return count_bit_tiles(mask.view(), std::as_writable_bytes(std::span(scratch)), kDevice, nullptr, max_mask_bytes);
+  };
+  const auto bytes = [](int64_t tiles) { return kLists + PlanLayout(200, 1, 1, 1, tiles).bytes; };
+  EXPECT_EQ(count(bytes(1)), 1);
+  expect_error(ErrorCode::kUnsupported, {"interval lists of 32 bytes", "1024 of them bits", "max_mask_bytes allows"},
+               [&] { count(bytes(1) - 1); });
+  // A call that makes its own plan has room for four.
+  Attention call({.batch = 1, .seqlen_q = 200, .seqlen_k = 1, .heads_q = 1, .heads_kv = 1, .head_dim = 64}, Random(1));
+  AttentionInputs inputs;
+  inputs.mask = mask;
+  Options options;
+  options.max_mask_bytes = bytes(4);
+  call.run(inputs, options);
+  options.max_mask_bytes = bytes(4) - 1;
+  expect_error(ErrorCode::kUnsupported, {"4096 of them bits", "max_mask_bytes allows"},
+               [&] { call.run(inputs, options); });
+}
+
+TEST(BitTiles, TakeAQuarterOfTheDevicesMemoryAtMost) {
+  constexpr int64_t kLong = 1 << 20;  // its bits take 128 GiB; the device has 80
+  std::vector<std::byte> somewhere(1024);
+  const auto shaped = [&](std::initializer_list<int64_t> shape, DataType dtype = DataType::kBFloat16) {
+    TensorView view = TensorView::contiguous(somewhere.data(), dtype, shape);
+    view.device = kDevice;
+    return view;
+  };
+  ForwardArgs args;
+  args.q = args.k = args.v = args.out = shaped({1, kLong, 1, 64});
+  args.lse = shaped({1, 1, kLong}, DataType::kFloat32);
+  args.mask = from_interval_lists(shaped({1, 1, kLong + 1}, DataType::kInt32), shaped({3, 2}, DataType::kInt32), kLong);
+  expect_error(ErrorCode::kUnsupported,
+               {std::to_string(int64_t{128} << 30) + " of them bits",
+                "max_mask_bytes allows " + std::to_string(int64_t{20} << 30) + " (a quarter of the device's memory)"},
+               [&] { forward_workspace(args); });
+  Options options;
+  options.max_mask_bytes = int64_t{130} << 30;
+  EXPECT_GT(forward_workspace(args, options), std::size_t{128} << 30);
 }
 
 }  // namespace

@@ -266,6 +266,31 @@ def test_forwards_in_splits_refuse_them():
         ops.attention(*tensors(rows=200, keys=200), mask.replace(q_offset=0), split_size=128)
 
 
+def test_memory_is_limited(monkeypatch):
+    """By the argument, the environment variable, or a part of the device's memory, before any is asked for."""
+    (q, k, v), (mask, _) = tensors(), lists_of(dilated)
+    size = mask.column_ptr.nbytes + mask.intervals.nbytes + mask.plan().nbytes
+    assert f"interval lists of {mask.column_ptr.nbytes + mask.intervals.nbytes} bytes" in flashmask.explain(
+        q, k, v, mask
+    )
+    fresh = mask.replace()
+    with pytest.raises(UnsupportedError, match=rf"{size} bytes; max_mask_bytes allows {size - 1} \(as asked for\)"):
+        fresh.plan(max_mask_bytes=size - 1)
+    with pytest.raises(ValueError, match="max_mask_bytes is -1"):
+        fresh.plan(max_mask_bytes=-1)
+    monkeypatch.setenv("FLASHMASK_MAX_MASK_BYTES", str(size - 1))
+    with pytest.raises(UnsupportedError, match=rf"allows {size - 1} \(FLASHMASK_MAX_MASK_BYTES\)"):
+        flashmask_attention(q, k, v, fresh)
+    assert flashmask.explain(q, k, v, fresh).startswith("refused   the mask has interval lists of ")
+    assert torch.equal(fresh.plan(max_mask_bytes=size), mask.plan())
+    assert torch.equal(
+        flashmask_attention(q, k, v, fresh), flashmask_attention(q, k, v, mask)
+    )  # by the plans there are
+    monkeypatch.setenv("FLASHMASK_MAX_MASK_BYTES", "1 GiB")
+    with pytest.raises(ValueError, match="FLASHMASK_MAX_MASK_BYTES is '1 GiB'; it must be a number of bytes"):
+        mask.replace().plan()
+
+
 @cuda_only
 def test_lists_elsewhere_are_refused():
     mask, _ = lists_of(dilated, device="cpu")

@@ -167,6 +167,11 @@ def count(name: str, value: Any) -> int:
     return integer(name, value, 0, 2**31 - 1)
 
 
+def bytes_at_most(name: str, value: Any) -> int:
+    """A limit in bytes; None is 0: the default."""
+    return 0 if value is None else integer(name, value, 0, 2**63 - 1)
+
+
 def length(name: str, value: Any) -> int:
     """A number of tokens."""
     return integer(name, value, 0, MOST_TOKENS)

@@ -104,6 +104,7 @@ split_size: the forward adds up keys in splits of this many, a multiple of 128, 
     without dropout. Gradients differ by rounding alone.""",
         feature=True,
     ),
+    Option("max_mask_bytes", C.c_int64, 0, arguments.bytes_at_most),
 )
 _READERS = {option.name: option.read for option in OPTIONS if option.read}
 # Features as the operators of torch and JAX take them: tensors, numbers, flags.

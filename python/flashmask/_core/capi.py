@@ -294,7 +294,7 @@ _POINTER, _SIZE = C.c_void_p, C.c_size_t
 _TEXT = [_POINTER, _SIZE, _POINTER]
 _ARGUMENTS = {
     "fm_plan_bytes": [_POINTER, _POINTER],
-    "fm_plan_device_bytes": [_POINTER, _POINTER, _POINTER],
+    "fm_plan_device_bytes": [_POINTER, _POINTER, _POINTER, _POINTER],
     "fm_plan_count_bytes": [_POINTER, _POINTER, _SIZE, _POINTER, _POINTER],
     "fm_plan_build": [_POINTER, _POINTER, _SIZE, _POINTER],
     "fm_plan_validate": [_POINTER, _POINTER, _SIZE, _POINTER, _SIZE, _POINTER],

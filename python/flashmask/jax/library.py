@@ -6,7 +6,7 @@ import functools
 
 import jax
 
-from .._core import capi
+from .._core import call_options, capi
 
 PLATFORMS = {"cpu": "cpu", "cuda": "CUDA"}  # JAX's names of platforms, and of their registries of handlers
 OPERATIONS = ("forward", "backward", "build_plan", "build_mask", "cached_forward", "append_kv")
@@ -47,9 +47,11 @@ def workspace_bytes(operation: str, args: C.Structure, options: C.Structure) -> 
 
 def plan_bytes(mask: capi.Mask) -> int:
     """Returns the bytes of an fm_mask's plan, from shapes alone: enough on every platform that there is."""
+    return max(_plan_bytes_on(platform, mask) for platform in platforms())
+
+
+def _plan_bytes_on(platform: str, mask: capi.Mask) -> int:
     size = C.c_size_t()
-    if mask.column_ptr.ndim and "cuda" in platforms():
-        capi.check(load().fm_plan_device_bytes(C.byref(mask), C.byref(size), C.byref(C.c_size_t())))
-    else:
-        capi.check(load().fm_plan_bytes(C.byref(mask), C.byref(size)))
+    options = capi.make(call_options.Options, device=capi.cuda_device() if platform == "cuda" else 0)
+    capi.check(load().fm_plan_device_bytes(C.byref(mask), C.byref(options), C.byref(size), C.byref(C.c_size_t())))
     return size.value

@@ -196,10 +196,13 @@ class Mask:
 
     # --- The plan ---------------------------------------------------------------------------------
 
-    def plan(self, device: Device | None = None) -> torch.Tensor:
+    def plan(self, device: Device | None = None, *, max_mask_bytes: int | None = None) -> torch.Tensor:
         """The plan: a uint8 tensor that says which tiles to skip, made once and shared by all layers and directions.
 
         device: for a mask without tensors; otherwise it can only be the tensors' device.
+        max_mask_bytes: most bytes that interval lists and their plan may take, or UnsupportedError. Default: what the
+            environment variable FLASHMASK_MAX_MASK_BYTES says, or else a quarter of the memory of the device, on the
+            CPU of the machine's. A plan that is made stays the mask's, whatever a later call allows.
 
         It is made on the current stream; with interval lists on a GPU it has the bits of their partial tiles, too, and
         waits until these are counted. Raises RuntimeError if a tensor of the mask changed in place since. While a
@@ -207,13 +210,13 @@ class Mask:
         run.
         """
         if torch.compiler.is_compiling():
-            return self._make_plan(self._plan_device(device))
-        return self._plan_in_eager_mode(device)
+            return self._make_plan(self._plan_device(device), max_mask_bytes)
+        return self._plan_in_eager_mode(device, max_mask_bytes)
 
-    def _plan_in_eager_mode(self, device):
+    def _plan_in_eager_mode(self, device, max_mask_bytes=None):
         made = self._plans.get(device)
         if made is None or made[0] and torch.cuda.is_current_stream_capturing():
-            return self._make_plan(self._plan_device(device))
+            return self._make_plan(self._plan_device(device), max_mask_bytes)
         for tensor, version in made[2]:
             if tensor._version != version:
                 raise RuntimeError(
@@ -223,15 +226,15 @@ class Mask:
                 )
         return made[1]
 
-    def _make_plan(self, device):
+    def _make_plan(self, device, max_mask_bytes):
         from . import operators  # loads them, which nothing else here needs
 
         if torch.compiler.is_compiling() or device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return operators.make_plan(self, device)
+            return operators.make_plan(self, device, max_mask_bytes=max_mask_bytes)
         if device in self._plans:  # asked for under another name of the device
             return self.plan(device)
         with torch.inference_mode(False):  # or a later backward could not save it
-            plan = operators.make_plan(self, device, counted=True)
+            plan = operators.make_plan(self, device, counted=True, max_mask_bytes=max_mask_bytes)
         if type(plan) is torch.Tensor:  # not a trace's stand-in, which is of no use afterwards
             self._plans[device] = (device.type == "cuda", plan, self._versions())
         return plan

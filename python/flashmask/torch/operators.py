@@ -58,11 +58,12 @@ def mask_arguments(mask):
     return mask.bounds, mask.block_mask, mask.causal, mask.q_offset, left, right
 
 
-def make_plan(mask, device=None, *, counted=False):
+def make_plan(mask, device=None, *, counted=False, max_mask_bytes=None):
     """The plan of a Mask, as ops.plan describes it."""
     bounds, block_mask, *band = mask_arguments(mask)
     given = mask.q_pos, mask.k_pos, mask.column_ptr, mask.intervals
-    others = (*given, counted) if any(x is not None for x in given) else ()
+    limit = arguments.bytes_at_most("max_mask_bytes", max_mask_bytes)
+    others = (*given, counted, limit) if any(x is not None for x in given) else ()
     place = torch.device(device or "cpu")
     # Without tensors there is nothing that says `meta` to the dispatcher.
     plan_ = _plan_fake if place.type == "meta" else _ops.plan
@@ -174,6 +175,7 @@ def _plan_fake(
     column_ptr=None,
     intervals=None,
     counted=False,
+    max_mask_bytes=0,
 ):
     others = dict(q_pos=q_pos, k_pos=k_pos, column_ptr=column_ptr, intervals=intervals)
     tensor_arguments.check_one_device(startend_row_indices=bounds, block_mask=block_mask, **others)

@@ -35,15 +35,15 @@ class KernelOptions(NamedTuple):
     max_ctas: int
 
 
-def plan(mask: Mask, device: Any = None, *, counted: bool = False) -> torch.Tensor:
+def plan(mask: Mask, device: Any = None, *, counted: bool = False, max_mask_bytes: int | None = None) -> torch.Tensor:
     """The plan of a Mask: uint8 [bytes], where the mask's tensors are; if it has none, on `device` (default: the CPU).
 
     It says which tiles are empty, full or partial, and is the same for every head, layer, forward and backward of the
     mask. On a GPU the plan of interval lists also has the bits of partial tiles: room for as many as there can be, or,
     if counted, for those that there are, for which it waits; a graph that is captured cannot. Traceable; otherwise it
-    never waits for the device. Mask.plan keeps one.
+    never waits for the device. Mask.plan keeps one, and says what max_mask_bytes is.
     """
-    return operators.make_plan(mask, device, counted=counted)
+    return operators.make_plan(mask, device, counted=counted, max_mask_bytes=max_mask_bytes)
 
 
 def attention(

@@ -32,6 +32,9 @@ class CudaBackend final : public Backend {
   bool takes_split_size() const override { return true; }
   Device::Kind device_kind() const override { return Device::Kind::kCuda; }
   bool has_device(const Device& device) const override { return cuda::device_refusal(device.index).empty(); }
+  int64_t memory_bytes(const Device& device) const override {
+    return has_device(device) ? cuda::device(device.index).memory_bytes : 0;
+  }
   Prepared prepare(const Problem& p) const override;
   PreparedCached prepare_cached(const CachedProblem& p) const override;
   std::size_t cached_plan_bytes(const CachedCapacities& capacities, const Device& device) const override;

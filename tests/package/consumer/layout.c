@@ -97,7 +97,8 @@ AT(fm_options, kernels, 200);
 AT(fm_options, dropout_state, 208);
 AT(fm_options, alibi_slopes, 216);
 AT(fm_options, split_size, 312);
-ENDS_WITH(fm_options, split_size);
+AT(fm_options, max_mask_bytes, 320);
+ENDS_WITH(fm_options, max_mask_bytes);
 
 AT(fm_forward_args, struct_size, 0);
 AT(fm_forward_args, reserved, 4);

@@ -22,7 +22,8 @@ DeviceProperties read_properties(int index) {
           .major = attribute(cudaDevAttrComputeCapabilityMajor),
           .minor = attribute(cudaDevAttrComputeCapabilityMinor),
           .multiprocessors = attribute(cudaDevAttrMultiProcessorCount),
-          .shared_memory_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)};
+          .shared_memory_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
+          .memory_bytes = static_cast<int64_t>(all.totalGlobalMem)};
 }
 
 std::string why_no_devices(cudaError_t error, const DeviceList& list) {

@@ -13,6 +13,7 @@ struct DeviceProperties {
   int major = 0, minor = 0;  ///< compute capability
   int multiprocessors = 0;
   int shared_memory_per_block = 0;  ///< bytes a block may opt in to
+  int64_t memory_bytes = 0;
 };
 
 /// The devices of this process, asked for once.
