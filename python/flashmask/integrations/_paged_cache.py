@@ -26,6 +26,7 @@ def register(name: str) -> None:
     _paged_names[name] = f"{name}_paged"
     AttentionInterface.register(_paged_names[name], attention)
     _join_continuous_batching()
+    _join_server()
 
 
 @functools.cache  # once
@@ -47,6 +48,26 @@ def _join_continuous_batching():
             switch(manager, model, *arguments, **by_name)
 
     ContinuousBatchingManager.switch_to_cb_friendly_attn = switch_to_paged
+
+
+@functools.cache  # once
+def _join_server():
+    """Nor does `transformers serve` take other names, even those that are registered."""
+    try:
+        from transformers.cli.serving.model_manager import ModelManager
+    except ImportError:  # of versions without it, or without the packages that its modules import
+        return
+    check = ModelManager._validate_args
+
+    @functools.wraps(check)
+    def check_others(manager):
+        name = manager.attn_implementation
+        if name in _paged_names:
+            manager.attn_implementation = None
+        check(manager)
+        manager.attn_implementation = name
+
+    ModelManager._validate_args = check_others
 
 
 class _Step(NamedTuple):
