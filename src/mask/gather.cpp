@@ -184,7 +184,8 @@ void put_blocks(const Mask& mask, std::span<const RowSegment> rows, std::span<co
   }
 }
 
-/// A mask with interval lists, whose band becomes intervals, too, as far as it is none of the gathered mask.
+/// A mask with interval lists, whose band becomes intervals, too, as far as it is none of the gathered mask. Positions
+/// stay, as ALiBi measures by them.
 Mask gather_lists(const Mask& mask, std::span<const RowSegment> rows, std::span<const RowSegment> keys) {
   const RowCount count(rows);
   const MaskColumns columns(mask.with_block_mask({}));
@@ -199,7 +200,13 @@ Mask gather_lists(const Mask& mask, std::span<const RowSegment> rows, std::span<
     });
   }
   const int64_t q_offset = gathered.seqlen_k() - gathered.seqlen_q();
-  MaskParts parts = fit_parts(gathered, gathered.tightest_bands(q_offset), q_offset);
+  const bool has_positions = mask.has_positions();
+  MaskParts parts =
+      fit_parts(gathered, has_positions ? std::vector{Band::none()} : gathered.tightest_bands(q_offset), q_offset);
+  if (has_positions) {
+    parts.q_offset.reset();
+    put_positions(mask, rows, keys, parts);
+  }
   if (mask.has_block_mask()) put_blocks(mask, rows, keys, parts);
   return Mask(std::move(parts));
 }
@@ -242,7 +249,7 @@ Mask gather(const Mask& mask, std::span<const RowSegment> rows, std::span<const 
   if (over_positions) parts.band = mask.band();
   parts.lts = std::move(first.begin), parts.lte = std::move(first.end);
   parts.uts = std::move(second.begin), parts.ute = std::move(second.end);
-  if (over_positions) put_positions(mask, row_runs, key_runs, parts);
+  if (over_positions || view.has_positions) put_positions(mask, row_runs, key_runs, parts);
   if (mask.has_block_mask()) put_blocks(mask, row_runs, key_runs, parts);
   return Mask(std::move(parts));
 }

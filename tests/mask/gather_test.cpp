@@ -41,6 +41,11 @@ void expect_gathered(const MaskParts& parts, const Segments& rows, const Segment
   const std::vector<int64_t> i = indices_of(rows), j = indices_of(keys);
   ASSERT_EQ(part.seqlen_q(), static_cast<int64_t>(i.size())) << n;
   ASSERT_EQ(part.seqlen_k(), static_cast<int64_t>(j.size())) << n;
+  ASSERT_TRUE(part.has_positions() || !mask.has_positions() || i.empty() || j.empty()) << n;
+  for (std::size_t r = 0; part.has_positions() && mask.has_positions() && r < i.size(); ++r)
+    ASSERT_EQ(part.view().q_pos[r], parts.q_pos[static_cast<std::size_t>(i[r])]) << n << ": row " << r;
+  for (std::size_t k = 0; part.has_positions() && mask.has_positions() && k < j.size(); ++k)
+    ASSERT_EQ(part.view().k_pos[k], parts.k_pos[static_cast<std::size_t>(j[k])]) << n << ": key " << k;
   const std::vector<uint8_t> dense = dense_by_rule(parts), got = to_dense(part);
   std::size_t at = 0;
   for (int64_t b = 0; b < part.batch(); ++b) {
