@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Program of each process of test_processes.py; it writes failures to a file."""
 
+import contextlib
 import datetime
 import os
+import re
 import sys
 import time
 import traceback
+from unittest import mock
 
 import torch
 import torch.distributed as dist
-from flashmask import Mask, context_parallel, masks
+from flashmask import Mask, UnsupportedError, context_parallel, masks
 from flashmask.torch import ops
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -63,10 +66,11 @@ def tensors(mask, dtype=None, heads=(4, 2), dims=(32, 32), batch=2):
     return [torch.randn(batch, mask.seqlen_q, *s, generator=generator).to(device(), dtype) for s in shapes]
 
 
-def whole(mask, q, k, v, dout):
+def whole(mask, q, k, v, dout, sink=None, **features):
     """out, lse and gradients on one process."""
-    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-    out, lse = ops.attention(*leaves, mask.to(q.device))
+    leaves = [x.clone().requires_grad_() for x in (q, k, v, sink) if x is not None]
+    given = {} if sink is None else {"sink": leaves[3]}
+    out, lse = ops.attention(*leaves[:3], mask.to(q.device), **given, **features)
     return (out, lse, *torch.autograd.grad(_loss(out, lse, dout), leaves))
 
 
@@ -79,11 +83,14 @@ def _loss(out, lse, dout):
     return (out * dout).sum() + torch.where(lse == -torch.inf, 0, lse).sum()
 
 
-def shared(placement, rank, mask_index, q, k, v, dout, way="auto"):
-    """Results and gradients of this rank's rows."""
+def shared(placement, rank, mask_index, q, k, v, dout, way="auto", sink=None, **features):
+    """Results and gradients of this rank's rows, and this rank's share of the sink's."""
     local = placement.mask(rank, mask_index)
     leaves = [placement.shard(x, rank).requires_grad_() for x in (q, k, v)]
-    out, lse = attention(*leaves, local, return_lse=True, way=way)
+    if sink is not None:
+        features["sink"] = sink.clone().requires_grad_()
+        leaves.append(features["sink"])
+    out, lse = attention(*leaves[:3], local, return_lse=True, way=way, **features)
     return (out, lse, *torch.autograd.grad(_loss(out, lse, placement.shard(dout, rank)), leaves))
 
 
@@ -152,6 +159,103 @@ def test_several_masks(rank, world):
     for index, mask in enumerate(both):
         inputs = tensors(mask)
         check(f"mask {index}", shared(placement, rank, index, *inputs), whole(mask, *inputs), placement, rank, 2e-5)
+
+
+def features(heads, batch, dtype=torch.float32):
+    """{name: features of a call}: each alone, and all together."""
+    generator = torch.Generator().manual_seed(heads)
+    sink = torch.randn(heads, generator=generator).to(device(), dtype)
+    slopes = torch.rand(batch, heads, generator=generator).to(device()) / 16
+    made = {"sink": {"sink": sink}, "softcap": {"softcap": 2.0}, "slopes": {"alibi_slopes": slopes[0].contiguous()}}
+    made["all"] = {"sink": sink, "softcap": 2.0, "alibi_slopes": slopes}
+    return made
+
+
+def check_features(name, mask, placement, rank, inputs, given, ways_, tolerance):
+    """Results, gradients and the sum of the ranks' gradients of the sink, in each way, twice with the same bits."""
+    of_scores = given.keys() & {"softcap", "alibi_slopes"}
+    want = whole(mask, *inputs, **given)
+    for way in ways_:
+        refused = ON_GPU and placement.world_size > 1 and {"gather": len(of_scores) == 2, "overlap": bool(of_scores)}
+        if refused and refused.get(way):
+            continue
+        got = shared(placement, rank, 0, *inputs, way=way, **given)
+        check(f"{name}, {way}", got[:5], want[:5], placement, rank, tolerance)
+        again = shared(placement, rank, 0, *inputs, way=way, **given)
+        assert all(torch.equal(x, y) for x, y in zip(got, again)), (name, way)
+        if "sink" in given:
+            assert got[5].dtype == given["sink"].dtype
+            of_ranks = got[5].double()
+            dist.all_reduce(of_ranks)
+            error = (of_ranks - want[5].double()).abs().max().item()
+            limit = (2e-2 if ON_GPU else tolerance) * max(want[5].abs().max().item(), 1)
+            assert error <= limit and of_ranks.abs().max() > 0, (name, way, "dsink", error)
+
+
+def test_features(rank, world):
+    """A sink, a softcap and ALiBi, whose distances are those of the sequence: under masks that become rows of each
+    form, on ranks whose rows are one run, and several."""
+    every = families()
+    names = ("causal documents", "window", "batch", "causal interval in a window", "positions", "lists", "blocks")
+    for number, name in enumerate((*names, "lists, positions and blocks", "full", "nothing")):
+        mask = every[name]
+        heads = (4, 2) if world in (1, 2, 4) else (2 * world, 2)
+        inputs = tensors(mask, heads=heads, dims=((32, 32), (32, 16))[number % 2])
+        of_call = features(heads[0], 2)
+        for scheme in ("zigzag", "contiguous") if number % 2 else ("balanced",):
+            placement = context_parallel.place(mask, world, scheme=scheme)
+            # On a GPU gather takes no more at once.
+            for what in of_call if number == 0 else ("slopes" if ON_GPU else "all",):
+                case = f"{name}, {scheme}, {what}"
+                check_features(case, mask, placement, rank, inputs, of_call[what], ways(*heads, world), 2e-5)
+
+
+def test_features_of_other_dtypes(rank, world):
+    mask = masks.causal_document(seqlens=[200, 113])
+    placement = context_parallel.place(mask, world, scheme="zigzag")
+    heads = 2 * world, world
+    cases = [(torch.bfloat16, "auto", 1e-2), (torch.float16, "auto", 2e-3)]
+    for dtype, backend, tolerance in cases if ON_GPU else [*cases, (torch.float64, "reference", 1e-12)]:
+        inputs = tensors(mask, dtype, heads=heads)
+        given = {"backend": backend, **features(heads[0], 2, dtype)["all"]}
+        check_features(str(dtype), mask, placement, rank, inputs, given, ways(*heads, world), tolerance)
+
+
+def test_what_gpus_lack(rank, world):
+    """Under a softcap and slopes dk and dv are rounded before they are added, and what cannot be is refused."""
+    mask = masks.causal_document(seqlens=[200, 113])
+    placement = context_parallel.place(mask, world, scheme="zigzag")
+    heads = 2 * world, world
+    inputs = tensors(mask, torch.bfloat16, heads=heads)
+    every = features(heads[0], 2, torch.bfloat16)
+    modules = [sys.modules[f"flashmask.context_parallel.{name}"] for name in ("attention", "by_keys", "by_heads")]
+    allowed = {"sink": ("gather", "overlap", "all_to_all"), "all": ("all_to_all",)}
+    with contextlib.ExitStack() as stack:
+        for module in modules:
+            patch = mock.patch.object(module, "has_partial_keys", lambda q, given: given.keys() <= {"sink"})
+            stack.enter_context(patch)
+        for what, given in every.items():
+            by = allowed.get(what, ("gather", "auto"))
+            check_features(f"rounded, {what}", mask, placement, rank, inputs, given, by, 1e-2)
+        for way, given in (("overlap", every["softcap"]), ("overlap", every["slopes"]), ("gather", every["all"])):
+            try:
+                shared(placement, rank, 0, *inputs, way=way, **given)
+            except UnsupportedError as error:
+                assert f"way is '{way}', with " in str(error) and "take" in str(error)
+            else:
+                assert world == 1, (way, given)
+
+
+def test_distances_without_slopes_cost_nothing(rank, world):
+    """Masks have positions in calls with slopes alone, where a rank has several runs of rows."""
+    mask = Mask(256 * world, 256 * world, causal=True)
+    for scheme in ("zigzag", "contiguous"):
+        local = context_parallel.place(mask, world, scheme=scheme).mask(rank)
+        assert all(m.q_pos is None for m in (local.own, local.gathered, *(piece.mask for piece in local.pieces)))
+        placed = local.masks(True, torch.device("cpu"))
+        assert placed is local.masks(True, torch.device("cpu")) and placed.own.q_offset == local.own.q_offset
+        is_one_run = len(local.placement.segments(rank)) == 1
+        assert (placed.own.q_pos is None) == is_one_run, (scheme, placed.own)
 
 
 def test_only_what_is_seen_travels(rank, world):
@@ -307,6 +411,14 @@ def test_disagreements(rank, world):
     finally:
         dist.set_debug_level(before)
     same = context_parallel.place(masks_[0], world, scheme="contiguous").mask(rank)
+    sink = torch.full((q.shape[2],), float(rank == 1), device=q.device)
+    for name, given in (
+        ("sink", {"sink": sink}),
+        ("alibi_slopes", {"alibi_slopes": sink if rank == 1 else None}),
+        ("options .*softcap", {"softcap": 1.0 + (rank == 1)}),
+    ):
+        text = message_of(lambda given=given: attention(q, k, v, same, check=True, **given))
+        assert re.search(name + ".* of ranks .1. ", text), text
     q, k, v = (x[:1] if rank == 1 else x for x in (q, k, v))
     text = message_of(lambda: attention(q, k, v, same, check=True))
     assert "shapes of q, k and v of ranks [1]" in text and "(1, " in text, text

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention of a sequence whose rows are spread over the ranks of a process group."""
 
+import hashlib
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -8,10 +9,11 @@ import torch.distributed as dist
 
 from .._core import arguments, call_options
 from .._core.annotations import Backend
+from .._core.errors import UnsupportedError
 from ..torch import ops
 from . import cost, messages
 from .by_heads import AllToAll
-from .by_keys import Gather, Options, Overlap
+from .by_keys import Gather, Options, Overlap, has_partial_keys
 from .local_mask import LocalMask
 
 Way: TypeAlias = Literal["auto", "gather", "overlap", "all_to_all"]
@@ -31,11 +33,14 @@ def attention(
     deterministic: bool | None = None,
     backend: Backend = "auto",
     max_ctas: int = 0,
+    sink: torch.Tensor | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
     return_lse: bool = False,
     check: bool | None = None,
-    **features: Any,
+    **others: Any,
 ) -> Any:
-    """Masked attention of this rank's rows over all keys that they see: out, differentiable in q, k and v.
+    """Masked attention of this rank's rows over all keys that they see: out, differentiable in q, k, v and the sink.
 
     All ranks of the group call it, and later its backward. Tensors travel through torch.distributed, and gradients of
     keys and values that travelled are summed in float32, in a fixed order.
@@ -51,18 +56,24 @@ def attention(
             that the ranks can share). "auto": the cost model's choice, see Placement.explain.
         softmax_scale, deterministic, backend, max_ctas: as in flashmask_attention. With max_ctas multiprocessors are
             left to communication.
+        sink, softcap, alibi_slopes: as in flashmask_attention, equal on all ranks: [heads_q], slopes also [batch,
+            heads_q]. Distances are those of the whole sequence. A rank's gradient of the sink is its share, of its rows
+            or, with "all_to_all", of its heads, with 0 for others: as of any parameter, the sum over the ranks is the
+            gradient. Slopes have none. On a GPU softcap and slopes exclude "overlap", both together need "all_to_all",
+            and with either, what each rank's rows add to dk and dv is rounded to q's dtype before it is added.
         return_lse: also return lse, [batch, heads_q, rows].
-        check: compare the mask, the placement, shapes and options of all ranks first. None: only if torch.distributed's
-            debug level is not OFF (TORCH_DISTRIBUTED_DEBUG).
-        features: those of flashmask_attention are not implemented; anything but their defaults is refused.
+        check: compare the mask, the placement, shapes, options, sinks and slopes of all ranks first. None: only if
+            torch.distributed's debug level is not OFF (TORCH_DISTRIBUTED_DEBUG).
+        others: dropout and split_size of flashmask_attention; anything but their defaults is refused.
 
     Raises:
         TypeError, ValueError: an argument is wrong, or, with check, ranks disagree; the message names them.
         UnsupportedError: no backend takes the call, or a feature is asked for that is not implemented.
     """
     call_options.refuse_features(
-        features,
-        "context parallelism does not implement it (dropout would count the rows and keys of each rank from 0)",
+        others,
+        "context parallelism does not implement it: kernels count the rows, keys and heads of their own call, which "
+        "here are a part of the sequence's",
     )
     if not isinstance(local, LocalMask):
         raise TypeError(f"local is a {type(local).__name__}; it must be a LocalMask, as placement.mask(rank) makes it")
@@ -71,28 +82,51 @@ def attention(
     softmax_scale, deterministic, max_ctas = ops.read_options(softmax_scale, deterministic, backend, max_ctas)
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
+    softcap = _read_features(q, softcap, sink, alibi_slopes)
     _check_group(local, group)
     if dist.get_debug_level() != dist.DebugLevel.OFF if check is None else check:
-        _check_agreement(q, k, v, local, group, (way, softmax_scale, deterministic, return_lse))
+        agreed = way, softmax_scale, deterministic, return_lse, softcap
+        _check_agreement(q, k, v, sink, alibi_slopes, local, group, agreed)
     ops.check_lengths(local.own, q, k, "bshd")
     q, k, v = ops.autocast(q, k, v)
-    function = WAYS[_way(way, q, k, local)]
-    options = Options(ops.KernelOptions(softmax_scale, deterministic, backend, max_ctas), bool(return_lse))
-    out, lse = function.apply(q, k, v, local, group, options)
+    options = Options(ops.KernelOptions(softmax_scale, deterministic, backend, max_ctas), bool(return_lse), softcap)
+    function = WAYS[_way(way, q, k, local, options.features(sink, alibi_slopes))]
+    out, lse = function.apply(q, k, v, sink, alibi_slopes, local, group, options)
     return (out, lse) if return_lse else out
 
 
-def _way(way, q, k, local):
+def _way(way, q, k, local, features):
     heads = q.shape[2], k.shape[2]
     if way == "auto":
-        return local.way(heads, q.shape[3])
-    if way == "all_to_all" and not cost.divide(*heads, local.world_size):
+        way = local.way(heads, q.shape[3])
+        if way == "overlap" and not has_partial_keys(q, features):
+            way = "gather"
+    elif way == "all_to_all" and not cost.divide(*heads, local.world_size):
         raise ValueError(
             f"way is 'all_to_all'; {local.world_size} ranks cannot share {heads[0]} query and {heads[1]} key heads: "
             f"heads_q must be a multiple of the ranks, and one of heads_kv and ranks a multiple of the other"
         )
     # One rank has all rows and all heads, and by way of gather nothing is copied.
-    return way if local.world_size > 1 else "gather"
+    way = way if local.world_size > 1 else "gather"
+    _refuse_on_gpu(way, q, local, features)
+    return way
+
+
+def _refuse_on_gpu(way, q, local, features):
+    """UnsupportedError, on every rank and before anything travels, for what no kernel for GPUs takes."""
+    scores = [name for name in ("softcap", "alibi_slopes") if name in features]
+    if local.world_size == 1 or way == "all_to_all" or has_partial_keys(q, features):
+        return
+    if way == "overlap":
+        raise UnsupportedError(
+            f"way is 'overlap', with {' and '.join(scores)}; kernels for GPUs have no partial results with these: "
+            "take 'gather' or 'all_to_all'"
+        )
+    if len(scores) == 2:
+        raise UnsupportedError(
+            "way is 'gather', with softcap and alibi_slopes; kernels for GPUs do not take both over positions: "
+            "take 'all_to_all'"
+        )
 
 
 # --- Checks -----------------------------------------------------------------------------------------
@@ -107,12 +141,25 @@ def _check_group(local, group):
         )
 
 
-def _check_agreement(q, k, v, local, group, options):
+def _read_features(q, softcap, sink, alibi_slopes):
+    """softcap as a number; TypeError, ValueError or UnsupportedError if one of the three is wrong, by its shape too."""
+    given = dict(softcap=softcap, sink=sink, alibi_slopes=alibi_slopes)
+    ops.read_features(q.device, 0.0, None, split_size=0, **given)
+    batch, heads = q.shape[0], q.shape[2]
+    for name, x, shapes in (("sink", sink, [(heads,)]), ("alibi_slopes", alibi_slopes, [(heads,), (batch, heads)])):
+        if x is not None and tuple(x.shape) not in shapes:
+            raise ValueError(f"{name} is {list(x.shape)}; it must be {' or '.join(str(list(s)) for s in shapes)}")
+    return float(softcap)
+
+
+def _check_agreement(q, k, v, sink, alibi_slopes, local, group, options):
     own = {
         "the mask or the placement": local.digest,
         "shapes of q, k and v": [(x.shape[0], *x.shape[2:]) for x in (q, k, v)],
         "dtypes": [str(x.dtype) for x in (q, k, v)],
-        "options (way, softmax_scale, deterministic, return_lse)": options,
+        "options (way, softmax_scale, deterministic, return_lse, softcap)": options,
+        "sink": _digest(sink),
+        "alibi_slopes": _digest(alibi_slopes),
     }
     every = [None] * local.world_size
     dist.all_gather_object(every, own, group)
@@ -121,3 +168,11 @@ def _check_agreement(q, k, v, local, group, options):
         if others:
             given = "" if what.startswith("the mask") else f": {every[0][what]} and {every[others[0]][what]}"
             raise ValueError(f"ranks disagree: {what} of ranks {others} are not those of rank 0{given}")
+
+
+def _digest(x):
+    """Names a tensor's dtype, shape and contents."""
+    if x is None:
+        return None
+    contents = hashlib.sha256(repr(x.tolist()).encode()).hexdigest()[:8]
+    return f"{x.dtype} {list(x.shape)} of digest {contents}"

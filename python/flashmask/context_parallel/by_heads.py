@@ -7,17 +7,20 @@ Ulysses, arXiv:2309.14509. Where there are more ranks than heads of k and v, sev
 import torch
 
 from ..torch import ops
+from .by_keys import has_partial_keys
 from .messages import all_to_all
 
 
 class AllToAll(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, local, group, options):
+    def forward(ctx, q, k, v, sink, alibi_slopes, local, group, options):
         heads = Heads(q.shape[2], k.shape[2], local)
         q, k, v = heads.to_heads([q, k, v], group)
         mask = local.of_heads(heads.q, heads.kv, heads.heads)
-        out, lse = ops.attention(q, k, v, mask, **options.of_kernel._asdict())
-        ctx.save_for_backward(q, k, v, out, lse)
+        sink, alibi_slopes = (None if x is None else x[..., slice(*heads.q)].contiguous() for x in (sink, alibi_slopes))
+        features = options.features(sink, alibi_slopes)
+        out, lse = ops.attention(q, k, v, mask, **options.of_kernel._asdict(), **features)
+        ctx.save_for_backward(q, k, v, out, lse, sink, alibi_slopes)
         ctx.call = heads, mask, group, options
         ctx.set_materialize_grads(False)
         (of_rows,) = heads.to_rows([out], group)
@@ -29,7 +32,7 @@ class AllToAll(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, dout, dlse):
-        q, k, v, out, lse = ctx.saved_tensors
+        q, k, v, out, lse, sink, alibi_slopes = ctx.saved_tensors
         heads, mask, group, options = ctx.call
         # Others wait for what this rank has, be it nothing.
         rows = out.shape[0], heads.local.rows, heads.heads[0]
@@ -39,13 +42,19 @@ class AllToAll(torch.autograd.Function):
             dlse = lse.new_zeros((*rows, 1)) if dlse is None else _columns(dlse)
             (dlse,) = heads.to_heads([dlse], group)
             dlse = dlse.squeeze(3).transpose(1, 2)
+        features = options.features(sink, alibi_slopes)
         several = heads.copies > 1  # whose gradients have yet to be added up
-        dq, dk, dv = ops.backward(dout, dlse, q, k, v, out, lse, mask, *options.of_kernel, partial_out=several)
+        dq, dk, dv, dsink = ops.backward_with_features(
+            *(dout, dlse, q, k, v, out, lse, mask, *options.of_kernel),
+            partial_out=several and has_partial_keys(q, features),
+            **features,
+        )
+        dsink = None if sink is None else heads.of_all(dsink)
         if not several:
-            return *heads.to_rows([dq, dk, dv], group), None, None, None
+            return *heads.to_rows([dq, dk, dv], group), dsink, None, None, None, None
         (dq,), dkv = heads.to_rows([dq], group), heads.to_rows([dk, dv], group)
         dk, dv = (heads.sum_copies(x).to(q.dtype) for x in dkv)
-        return dq, dk, dv, None, None, None
+        return dq, dk, dv, dsink, None, None, None, None
 
 
 def _columns(lse):
@@ -96,6 +105,12 @@ class Heads:
             of_ranks = part.unflatten(3, x.shape[2:]).permute(2, 1, 0, 3, 4)
             results.append(of_ranks.flatten(2, 3))
         return results
+
+    def of_all(self, x):
+        """[own query heads] among zeros for the others."""
+        every = x.new_zeros(self.heads[0])
+        every[slice(*self.q)] = x
+        return every
 
     def sum_copies(self, x):
         """[batch, rows, heads of all ranks, size] to [batch, rows, heads, size], always in the same order."""

@@ -15,68 +15,83 @@ from .messages import send
 
 
 class Options(NamedTuple):
-    """return_lse: whether lse is wanted, on all ranks."""
+    """return_lse: whether lse is wanted, on all ranks. softcap: 0: none."""
 
     of_kernel: ops.KernelOptions
     return_lse: bool
+    softcap: float
+
+    def features(self, sink, alibi_slopes):
+        """Arguments of a call, by name; none that says nothing."""
+        every = {"sink": sink, "alibi_slopes": alibi_slopes, "softcap": self.softcap or None}
+        return {name: x for name, x in every.items() if x is not None}
 
 
 class Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, local, group, options):
+    def forward(ctx, q, k, v, sink, alibi_slopes, local, group, options):
         whole_k, whole_v = _all_keys(k, v, local, group)
-        out, lse = ops.attention(q, whole_k, whole_v, local.gathered, **options.of_kernel._asdict())
+        mask = local.masks(alibi_slopes is not None, q.device).gathered
+        features = options.features(sink, alibi_slopes)
+        out, lse = ops.attention(q, whole_k, whole_v, mask, **options.of_kernel._asdict(), **features)
         if local.keeps_keys:
             k, v = whole_k, whole_v
-        return _save(ctx, q, k, v, out, lse, local, group, options)
+        return _save(ctx, q, k, v, out, lse, sink, alibi_slopes, local, group, options)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, dout, dlse):
-        q, k, v, out, lse = ctx.saved_tensors
+        q, k, v, out, lse, sink, alibi_slopes = ctx.saved_tensors
         local, group, options = ctx.call
         dout = _dout(dout, out, q)
         if not local.keeps_keys:
             k, v = _all_keys(k, v, local, group)
+        mask = local.masks(alibi_slopes is not None, q.device).gathered
         # dq is rounded once, here; dk and dv have yet to be added up.
-        dq, gradients = _backward(dout, dlse, q, k, v, local.gathered, out, lse, options)
-        return dq.to(q.dtype), *_own_gradients(gradients, k.dtype, local, group), None, None, None
+        features = options.features(sink, alibi_slopes)
+        dq, gradients, dsink = _backward(dout, dlse, q, k, v, mask, out, lse, options, features)
+        own = _own_gradients(gradients, k.dtype, local, group)
+        return dq.to(q.dtype), *own, dsink, None, None, None, None
 
 
 class Overlap(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, local, group, options):
+    def forward(ctx, q, k, v, sink, alibi_slopes, local, group, options):
         arrivals = _send_pieces(k, v, local, group)
-        parts = [ops.attention(q, k, v, local.own, partial_out=True, **options.of_kernel._asdict())]
-        for piece, received in zip(local.pieces, arrivals):
+        masks = local.masks(alibi_slopes is not None, q.device)
+        given = dict(partial_out=True, **options.of_kernel._asdict(), **options.features(None, alibi_slopes))
+        parts = [ops.attention(q, k, v, masks.own, sink=sink, **given)]  # the sink joins one of the parts
+        for piece, mask, received in zip(local.pieces, masks.of_pieces, arrivals):
+            keys = received()
             if piece.receives:
-                parts.append(ops.attention(q, *received(), piece.mask, partial_out=True, **options.of_kernel._asdict()))
-            else:
-                received()
+                parts.append(ops.attention(q, *keys, mask, **given))
         # Deterministic: the parts have a fixed order.
         out, lse = parts[0] if len(parts) == 1 else merge.merge_into_first(*zip(*parts))
-        return _save(ctx, q, k, v, out, lse, local, group, options)
+        return _save(ctx, q, k, v, out, lse, sink, alibi_slopes, local, group, options)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, dout, dlse):
-        q, k, v, out, lse = ctx.saved_tensors
+        q, k, v, out, lse, sink, alibi_slopes = ctx.saved_tensors
         local, group, options = ctx.call
         dout = _dout(dout, out, q)
         arrivals = _send_pieces(k, v, local, group)
-        dq, gradients = _backward(dout, dlse, q, k, v, local.own, out, lse, options)
+        masks = local.masks(alibi_slopes is not None, q.device)
+        features = options.features(None, alibi_slopes)
+        dsink = None if sink is None else _sink_gradient(sink, dout, dlse, out, lse)
+        dq, gradients, _ = _backward(dout, dlse, q, k, v, masks.own, out, lse, options, features)
         returns = [_Returns(stack, local, group) for stack in gradients]
-        for n, (piece, received) in enumerate(zip(local.pieces, arrivals)):
+        for n, (piece, mask, received) in enumerate(zip(local.pieces, masks.of_pieces, arrivals)):
             keys = received()
             if piece.receives:
-                more, of_piece = _backward(dout, dlse, q, *keys, piece.mask, out, lse, options)
+                more, of_piece, _ = _backward(dout, dlse, q, *keys, mask, out, lse, options, features)
                 dq += more
             else:  # no rows, of the gradients' dtype
                 of_piece = [x.to(lse.dtype) for x in _stacked(*keys)]
             for each, stack in zip(returns, of_piece):
                 each.send(n, stack)
         own = [x for each in returns for x in each.own(k.dtype)]
-        return dq.to(q.dtype), *own, None, None, None
+        return dq.to(q.dtype), *own, dsink, None, None, None, None
 
 
 class _Returns:
@@ -109,8 +124,8 @@ class _Returns:
 # --- The calls --------------------------------------------------------------------------------------
 
 
-def _save(ctx, q, k, v, out, lse, local, group, options):
-    ctx.save_for_backward(q, k, v, out, lse)
+def _save(ctx, q, k, v, out, lse, sink, alibi_slopes, local, group, options):
+    ctx.save_for_backward(q, k, v, out, lse, sink, alibi_slopes)
     ctx.call = local, group, options
     ctx.set_materialize_grads(False)
     return out.to(q.dtype), lse
@@ -121,14 +136,32 @@ def _dout(dout, out, q):
     return torch.zeros_like(out, dtype=q.dtype) if dout is None else dout
 
 
-def _backward(dout, dlse, q, k, v, mask, out, lse, options):
-    """Returns these keys' part of dq, in out's dtype, and their dk and dv in float32, stacked as by _stacked; out and
-    lse are of all keys."""
-    dq, dkv = ops.joined_partial_backward(dout, dlse, q, k, v, out, lse, mask, *options.of_kernel)
+def has_partial_keys(q, features):
+    """Tells if kernels return dk and dv in float32 for such a call; those for GPUs do not under softcap and slopes."""
+    return not q.is_cuda or not features.keys() & {"softcap", "alibi_slopes"}
+
+
+def _backward(dout, dlse, q, k, v, mask, out, lse, options, features):
+    """Returns these keys' part of dq, in out's dtype, their dk and dv in float32, stacked as by _stacked, and the
+    sink's gradient or None; out and lse are of all keys."""
+    call = dout, dlse, q, k, v, out, lse, mask, *options.of_kernel
+    if features:
+        dq, dk, dv, dsink = ops.backward_with_features(*call, partial_out=has_partial_keys(q, features), **features)
+        stacks = [x.to(lse.dtype).contiguous() for x in _stacked(dk, dv)]
+        return dq, stacks, dsink if "sink" in features else None
+    dq, dkv = ops.joined_partial_backward(*call)
     if k.shape == v.shape:
-        return dq, [dkv.view(2, *k.shape)]
+        return dq, [dkv.view(2, *k.shape)], None
     dk, dv = dkv.split((k.numel(), v.numel()))
-    return dq, [dk.view(1, *k.shape), dv.view(1, *v.shape)]
+    return dq, [dk.view(1, *k.shape), dv.view(1, *v.shape)], None
+
+
+def _sink_gradient(sink, dout, dlse, out, lse):
+    """Computes what no part's call can, as it leaves out rows that see none of its keys."""
+    delta = (dout.to(out.dtype) * out).sum(3, dtype=torch.float64).transpose(1, 2)
+    delta = delta if dlse is None else delta - dlse
+    weights = torch.exp(sink.to(lse.dtype)[:, None] - lse.masked_fill(lse == -torch.inf, 0))  # -inf if the sink is
+    return -(weights * delta).sum((0, 2)).to(sink.dtype)
 
 
 # --- What travels -----------------------------------------------------------------------------------

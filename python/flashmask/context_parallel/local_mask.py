@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,17 +26,26 @@ _MOST_RUNS = 256  # runs of a peer's keys; more are joined, however many keys ar
 class Piece:
     """Keys that arrive together.
 
-    mask: of the local rows and these keys. receives: ((peer, entry, keys), ...), in order of peers and entries; entry:
-    the batch entry whose keys they are, or None, for all. places, gathered_places: where they are among the piece's
-    keys, and among those of LocalMask.gathered, (begin, end). sends: ((peer, entry, local segments), ...): what leaves
-    in the meantime for the same piece of others.
+    mask: of the local rows and these keys; keys: their segments, in order, as LocalMask.gathered_keys. receives:
+    ((peer, entry, keys), ...), in order of peers and entries; entry: the batch entry whose keys they are, or None, for
+    all. places, gathered_places: where they are among the piece's keys, and among those of LocalMask.gathered, (begin,
+    end). sends: ((peer, entry, local segments), ...): what leaves in the meantime for the same piece of others.
     """
 
     mask: Mask
+    keys: tuple[Any, ...]
     receives: tuple[Any, ...]
     places: tuple[Any, ...]
     gathered_places: tuple[Any, ...]
     sends: tuple[Any, ...]
+
+
+class Masks(NamedTuple):
+    """Masks of a rank's rows: with its own keys, with all keys, and with those of each piece."""
+
+    own: Mask
+    gathered: Mask
+    of_pieces: tuple[Mask, ...]
 
 
 @dataclass(frozen=True)
@@ -44,9 +53,10 @@ class LocalMask:
     """The part of a mask that one rank computes: its rows and all keys that one of them sees.
 
     own: the Mask of its rows and its own keys. pieces: Pieces of keys of other ranks, as many on every rank, also on
-    those to which nothing travels; none if nothing does on any rank. gathered: the Mask of its rows
-    and all of these keys, its own at own_keys, (begin, end). whole: the Mask of the sequence. placement, index: what it
-    was made of. digest: of the whole mask and the placement; ranks that agree have the same.
+    those to which nothing travels; none if nothing does on any rank. gathered: the Mask of its rows and all of these
+    keys, its own at own_keys, (begin, end); gathered_keys: their segments of the sequence, in order, of each batch
+    entry whose keys travel by themselves, or of all together. whole: the Mask of the sequence. placement, index: what
+    it was made of. digest: of the whole mask and the placement; ranks that agree have the same.
     """
 
     rank: int
@@ -55,6 +65,7 @@ class LocalMask:
     own: Mask
     pieces: tuple[Piece, ...]
     gathered: Mask
+    gathered_keys: tuple[Any, ...]
     own_keys: tuple[int, int]
     whole: Mask
     digest: str
@@ -95,6 +106,22 @@ class LocalMask:
         if are_there and all(piece.mask is old.mask for piece, old in zip(pieces, self.pieces)):
             return self
         return replace(self, pieces=pieces, _made={}, **masks)
+
+    def masks(self, positions: bool, device: torch.device) -> Masks:
+        """The Masks of the rank's rows. positions: such that each says how far apart rows and keys are in the sequence,
+        which ALiBi measures: by its q_offset, or by positions where it has several runs of rows or keys."""
+        if positions:
+            return self._once(("positions", device), lambda: self._with_positions(device))
+        return Masks(self.own, self.gathered, tuple(piece.mask for piece in self.pieces))
+
+    def _with_positions(self, device):
+        rows = self.placement.segments(self.rank)
+
+        def placed(mask, keys):
+            return _with_positions(mask, self.whole, rows, keys).to(device)
+
+        of_pieces = tuple(placed(piece.mask, piece.keys) for piece in self.pieces)
+        return Masks(placed(self.own, (rows,)), placed(self.gathered, self.gathered_keys), of_pieces)
 
     def way(self, heads: tuple[int, int], head_dim: int) -> str:
         """How the cost model would compute attention of (heads_q, heads_kv) heads: "gather", "overlap" or
@@ -179,15 +206,15 @@ def local_mask(placement: Partition, rank: int, index: int = 0, *, pieces: int =
     own = [(None, segments[rank])] if entries == [None] else [(e, segments[rank]) for e in entries]
     # Sorted by rank, as keys arrive if all travel at once.
     arriving = sorted(((n, *part) for n in every for part in received.get(n, [])), key=lambda part: part[1])
-    gathered, places = _laid_out(mask, segments[rank], own + [part[2:] for part in arriving])
+    gathered, gathered_keys, places = _laid_out(mask, segments[rank], own + [part[2:] for part in arriving])
     own_keys, places = places[0], places[len(own) :]
     made = []
     for n in every:
         parts = received.get(n, [])
-        part, own_places = _laid_out(mask, segments[rank], [part[1:] for part in parts])
+        part, part_keys, own_places = _laid_out(mask, segments[rank], [part[1:] for part in parts])
         receives = tuple((peer, e, _length(segments)) for peer, e, segments in parts)
         gathered_places = tuple(place for place, of in zip(places, arriving) if of[0] == n)
-        made.append(Piece(part, receives, own_places, gathered_places, tuple(sent.get(n, []))))
+        made.append(Piece(part, part_keys, receives, own_places, gathered_places, tuple(sent.get(n, []))))
     local = LocalMask(
         rank=rank,
         placement=placement,
@@ -195,6 +222,7 @@ def local_mask(placement: Partition, rank: int, index: int = 0, *, pieces: int =
         own=mask.gather(segments[rank], segments[rank]),
         pieces=tuple(made),
         gathered=gathered,
+        gathered_keys=gathered_keys,
         own_keys=own_keys,
         whole=mask,
         digest=_digest(mask, segments, pieces),
@@ -213,7 +241,8 @@ def _entries(mask):
 
 
 def _laid_out(mask, rows, parts):
-    """The Mask of these rows and parts [(entry, segments)] of keys, and where each part is, (begin, end)."""
+    """The Mask of these rows and parts [(entry, segments)] of keys, the keys of each of _entries, and where each part
+    is, (begin, end)."""
     # A block that the sequence's end cuts has to come last.
     order = sorted(range(len(parts)), key=lambda n: mask.block_mask is not None and _is_last(parts[n][1], mask))
     keys, lengths, places = {e: [] for e in _entries(mask)}, {}, [None] * len(parts)
@@ -224,11 +253,25 @@ def _laid_out(mask, rows, parts):
         places[n] = begin, lengths[e]
         keys[e] += segments
     laid = mask.gather(rows, keys[None]) if None in keys else mask_gather.gather_each(mask, rows, list(keys.values()))
-    return laid, tuple(places)
+    return laid, tuple(map(tuple, keys.values())), tuple(places)
 
 
 def _is_last(segments, mask):
     return bool(segments) and segments[-1][1] == mask.seqlen_k
+
+
+def _with_positions(mask, whole, rows, keys):
+    """`mask`, gathered from the whole one, with positions where neither it nor its q_offset says the distances.
+
+    keys: the segments of each of _entries.
+    """
+    if mask.q_pos is not None:
+        return mask
+    if whole.column_ptr is not None:  # gathered anew: a part of the lists may have become a band over gathered indices
+        every = [(0, whole.seqlen_k)]
+        return mask_gather.with_indices(whole, whole, every, [every]).gather(rows, keys[0])
+    # The gathered mask has a q_offset if rows and keys are one run each.
+    return mask_gather.with_indices(mask, whole, rows, keys) if mask.q_offset is None else mask
 
 
 def _of_heads(mask, ranges):

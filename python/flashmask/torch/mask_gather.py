@@ -38,9 +38,7 @@ def gather(mask, rows, keys):
     if len(pairs) <= 2:
         bounds = _joined(pairs, changes["seqlen_q"])
         return mask.replace(bounds=bounds, causal=False, window=None, q_offset=None, **changes)
-    _check_offset(mask)
-    q_pos, k_pos = (_indices(x, mask.device, torch.int32)[None] for x in (rows, keys))
-    return mask.replace(bounds=bounds, q_offset=None, q_pos=q_pos + _offset(mask), k_pos=k_pos, **changes)
+    return with_indices(mask.replace(bounds=bounds, q_offset=None, **changes), mask, rows, [keys])
 
 
 def gather_each(mask, rows, keys):
@@ -50,7 +48,7 @@ def gather_each(mask, rows, keys):
     """
     rows = _segments("rows", rows, mask.seqlen_q, ascending=True)
     seqlen_q, seqlen_k = _length(rows), max(_length(segments) for segments in keys)
-    bounds, k_pos, causal = [], [], mask.causal
+    bounds, causal = [], mask.causal
     for entry, segments in enumerate(keys):
         one, segments = mask.replace(bounds=mask.bounds[entry : entry + 1]), _segments("keys", segments, mask.seqlen_k)
         own = gather_bounds(one, rows, segments)
@@ -60,14 +58,24 @@ def gather_each(mask, rows, keys):
         room = seqlen_k - own.shape[2]
         hidden = own.new_tensor([0, seqlen_q, 0, 0][: own.shape[3]]).expand(1, own.shape[1], room, own.shape[3])
         bounds.append(torch.cat([own, hidden], 2))
-        at = _indices(segments, mask.device, torch.int32)
-        k_pos.append(torch.nn.functional.pad(at, (0, room)))
     changes = {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "bounds": torch.cat(bounds), "q_offset": None}
     if len(pairs) <= 2:
         return mask.replace(causal=causal, window=None, **changes)
-    _check_offset(mask)
-    q_pos = _indices(rows, mask.device, torch.int32)[None] + _offset(mask)
-    return mask.replace(q_pos=q_pos, k_pos=torch.stack(k_pos), **changes)
+    return with_indices(mask.replace(**changes), mask, rows, keys)
+
+
+def with_indices(part, mask, rows, keys):
+    """`part`, of these rows and keys of a mask without positions, with their places there as positions.
+
+    keys: the segments of each batch entry, or of all at once; what is beyond them is at 0.
+    """
+    offset = _offset(mask)
+    if abs(offset) > _FARTHEST:
+        raise ValueError(f"q_offset is {offset}; where rows and keys have positions it is within 2^30 of 0")
+    k_pos = [_indices(segments, mask.device, torch.int32) for segments in keys]
+    k_pos = torch.stack([torch.nn.functional.pad(x, (0, part.seqlen_k - len(x))) for x in k_pos])
+    q_pos = _indices(rows, mask.device, torch.int32)[None] + offset
+    return part.replace(q_offset=None, q_pos=q_pos, k_pos=k_pos)
 
 
 def _gather_lists(mask, rows, keys):
@@ -110,13 +118,6 @@ def _check_blocks(name, runs):
 
 def _length(runs):
     return sum(end - begin for begin, end in runs)
-
-
-def _check_offset(mask):
-    if abs(_offset(mask)) > _FARTHEST:
-        raise ValueError(
-            f"q_offset is {_offset(mask)}; where the band becomes one over positions it is within 2^30 of 0"
-        )
 
 
 def _begin(runs):

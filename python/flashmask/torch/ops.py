@@ -105,12 +105,20 @@ def backward(
     partial_out: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(dq, dk, dv) of attention()'s results; with partial_out as partial_backward. dlse may be None."""
+    options = softmax_scale, deterministic, backend, max_ctas
+    return backward_with_features(dout, dlse, q, k, v, out, lse, mask, *options, partial_out=partial_out)[:3]
+
+
+def backward_with_features(
+    dout, dlse, q, k, v, out, lse, mask, softmax_scale, deterministic, backend, max_ctas, **features
+):
+    """(dq, dk, dv, dsink) of a call with these fields of AttentionOptions; dsink is empty without a sink."""
     bounds, block_mask, *band = operators.mask_arguments(mask)
     plain = softmax_scale, *band, deterministic, backend, max_ctas
     others = {name: getattr(mask, name) for name in ("q_pos", "k_pos", "column_ptr", "intervals")}
-    options = AttentionOptions(*plain)._replace(**others, partial_out=partial_out)
+    options = AttentionOptions(*plain)._replace(**others, **features)
     inputs = (dout, dlse, q, k, v, out, lse, bounds, block_mask, mask.plan(q.device))
-    return operators.call_backward(*inputs, *options)[:3]
+    return operators.call_backward(*inputs, *options)
 
 
 def partial_backward(
