@@ -16,7 +16,8 @@ PACKAGE = "flashmask"
 # Rooms by floors, the highest first; "" is the package itself. A module imports from its own room and floors below.
 FLOORS = (
     ("",),
-    ("context_parallel", "integrations"),
+    ("integrations",),
+    ("context_parallel",),
     ("inference", "masks", "ops", "varlen"),
     ("jax", "numpy", "paddle", "torch"),
     ("capi", "errors"),

@@ -24,9 +24,11 @@ from ..torch.annotations import Device
 from ..torch.attention import flashmask_attention
 from ..torch.mask import Mask
 from . import _mask_functions, _model_arguments, _paged_cache
+from ._context_parallel import ContextParallel, RankMask
 from .collators import NOT_OF_TREES
 
 AnyModel = TypeVar("AnyModel", bound=torch.nn.Module)
+__all__ = ["NAME", "ContextParallel", "attention", "attention_mask", "register", "share_prefixes"]
 # Without "flash", which transformers takes for the flash-attn package.
 NAME = "column_mask"
 _names: set[str] = set()  # names that attention is registered by
@@ -42,6 +44,7 @@ def register(name: str = NAME) -> str:
 
     The models' calls also take `mask=`: a flashmask.Mask for all layers, or a dict of one for each kind of layer
     (`config.layer_types`). It is the whole mask and replaces the model's own from padding, positions and windows.
+    ContextParallel makes the arguments of calls in which it is a rank's part of one.
     """
     if not isinstance(name, str) or not name or "flash" in name or any(c in name for c in "|/:"):
         raise ValueError(
@@ -164,7 +167,7 @@ def attention(
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     sliding_window: int | None = None,
-    mask: Mask | dict[str, Mask] | None = None,
+    mask: Mask | RankMask | dict[str, Mask] | dict[str, RankMask] | None = None,
     cu_seq_lens_q: torch.Tensor | None = None,
     cu_seq_lens_k: torch.Tensor | None = None,
     position_ids: torch.Tensor | None = None,
@@ -186,15 +189,10 @@ def attention(
             whole = _within_documents(whole, cu_seq_lens_q, cu_seq_lens_k, query.shape[0])
         elif position_ids is not None:
             _check_positions(position_ids, whole, module)
-    out = flashmask_attention(
-        query,
-        key,
-        value,
-        whole,
-        layout="bhsd",
-        dropout=dropout,
-        **_model_arguments.score_options(scaling, softcap, s_aux),
-    )
+    options = {"dropout": dropout, **_model_arguments.score_options(scaling, softcap, s_aux)}
+    if isinstance(whole, RankMask):
+        return whole.attend(query, key, value, options), None
+    out = flashmask_attention(query, key, value, whole, layout="bhsd", **options)
     return out.transpose(1, 2), None
 
 
@@ -205,7 +203,7 @@ def _of_layer(mask, module):
         if kind not in mask:
             raise ValueError(f"mask has no entry {kind!r}, the kind of layer {module.layer_idx}; it has {list(mask)}")
         mask = mask[kind]
-    if not isinstance(mask, Mask):
+    if not isinstance(mask, (Mask, RankMask)):
         raise TypeError(
             f"mask is {arguments.describe(mask)}; it must be a flashmask.Mask, or a dict of them by kind of layer"
         )
