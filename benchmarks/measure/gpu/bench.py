@@ -23,6 +23,7 @@ decode    decode over KV caches, against FlashAttention-3, FlashInfer and XQA, a
 prefill   chunks of rows and drafts over KV caches, against our contiguous forward, FlashAttention-3 and FlashInfer;
           likewise
 lists     masks of interval lists against FlexAttention, their partial tiles and their plans; likewise
+serving   transformers' continuous batching by our attention and by its own; likewise, with transformers
 first     time from ready inputs to the first output, in a fresh process
 """
 
@@ -50,8 +51,10 @@ COMMANDS = {  # and the modules beside this one that have them
     "decode": "decode",
     "prefill": "prefill",
     "lists": "interval_lists",
+    "serving": "serving",
 }
-OF_THEIR_OWN = ("paper", "cycles", "decode", "prefill")  # commands that say what their options are
+OF_THEIR_OWN = ("paper", "cycles", "decode", "prefill", "serving")  # commands that say what their options are
+DRY = ("paper", "serving")  # those that have a dry run
 ROUNDS = {"sparsity": 3, "small": 7, "features": 5, "blocks": 5, "padding": 7, "maskcost": 9}
 ROUNDS |= {"plan": 7, "masks": 7, "lists": 7, "first": 5}
 BOTH_DIRECTIONS = {"small": "bwd: the forward and its backward"}
@@ -108,8 +111,8 @@ def main(words=None):
     module = module_of(arguments.command)
     if arguments.dry_run and not os.environ.get("OUT"):
         sys.exit("a dry run writes invented figures: set OUT to a folder outside of the repository")
-    if arguments.dry_run and arguments.command != "paper":
-        sys.exit("only `paper` has a dry run")
+    if arguments.dry_run and arguments.command not in DRY:
+        sys.exit(f"{arguments.command} has no dry run; these have: {', '.join(DRY)}")
     environment, arguments.kernels, card_state, progress_type = surroundings(arguments.dry_run)
     if hasattr(module, "check_arguments"):
         module.check_arguments(arguments)

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Continuous batching of Hugging Face transformers: tokens a second of many requests to a random Llama, with our
+attention over its paged cache beside transformers' own.
+
+All requests arrive at once, of random lengths; their answers are equally long. Contenders have caches of one size and
+take turns. Tokens are the answers'; time runs from the first request to the end of the last, without the start of the
+manager. As answers of random weights hang on rounding, how far they agree is put down and not judged; the tests of
+tests/integrations compare tokens, in float32.
+"""
+
+import random
+
+from benchmarks.instruments.medians import middle, ratio_figures, spread
+from benchmarks.peers import LeftOut
+
+HEAD_DIM = 64
+# Llama 3.2 1B, its prompts' lengths, and its answers'.
+MODEL = dict(num_hidden_layers=16, hidden_size=2048, intermediate_size=8192, vocab_size=128256)
+MODEL |= dict(num_attention_heads=32, num_key_value_heads=8, tie_word_embeddings=True)
+LENGTHS, ANSWER = (32, 1024), 128
+BATCHING = dict(page_size=256, max_batch_tokens=1024)
+# Sizes of a dry run, on a CPU.
+DRY_MODEL = dict(num_hidden_layers=2, hidden_size=256, intermediate_size=96, vocab_size=512)
+DRY_MODEL |= dict(num_attention_heads=4, num_key_value_heads=2)
+DRY_LENGTHS, DRY_ANSWER, DRY_REQUESTS = (3, 40), 4, 5
+CONTENDERS = {  # and their names in transformers
+    "ours": None,
+    "sdpa": "sdpa",
+    "eager": "paged|eager",
+    "fa2": "flash_attention_2",
+    "fa3": "flash_attention_3",
+}
+
+
+def add_arguments(parser):
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=256)
+    parser.add_argument("--contenders", nargs="*", choices=tuple(CONTENDERS), default=tuple(CONTENDERS))
+    parser.add_argument("--no-graphs", action="store_true", help="no CUDA graphs; otherwise transformers decides")
+
+
+def first_answers(workload, contenders):
+    """({contender: its answers}, {contender: why it is left out}) after a run of each, which is not timed."""
+    answers, left_out = {}, {}
+    for contender in contenders:
+        try:
+            _, answers[contender] = workload.answers(CONTENDERS[contender])
+        except LeftOut as why:
+            left_out[contender] = f"{why}"
+        except Exception as why:  # in whatever way it fails, the others are measured
+            left_out[contender] = f"{type(why).__name__}: {why}".split("\n")[0][:300]
+    return answers, left_out
+
+
+def speeds_of(workload, contenders, rounds, progress):
+    """{contender: tokens a second of each round}, in a new order every round."""
+    speeds, shuffle = {contender: [] for contender in contenders}, random.Random(0)
+    for n in range(rounds):
+        for contender in shuffle.sample(list(speeds), len(speeds)):
+            speeds[contender].append(workload.answers(CONTENDERS[contender])[0])
+        progress.step(1, f"round {n + 1} of {rounds}")
+    return speeds
+
+
+def agreement(answers, others):
+    """The share of answers' tokens that come before the first one that differs."""
+    pairs = [list(zip(*pair, strict=True)) for pair in zip(answers, others, strict=True)]
+    same = [next((n for n, (x, y) in enumerate(pair) if x != y), len(pair)) for pair in pairs]
+    return sum(same) / sum(map(len, pairs))
+
+
+def figures_of(contender, speeds, answers):
+    own, ours = speeds[contender], speeds.get("ours")
+    figures = {"contender": contender, "rounds": len(own)}
+    figures |= {"tokens_per_s": middle(own), "tokens_per_s_spread": spread(own)}
+    if ours and contender != "ours":
+        figures |= ratio_figures("ours_over", ours, own)
+        figures["agreement"] = agreement(answers["ours"], answers[contender])
+    return figures
+
+
+def line_of(figures):
+    line = f"      {figures['contender']:6}{figures['tokens_per_s']:10.0f} tokens/s"
+    if "ours_over" not in figures:
+        return line
+    return f"{line}; ours {figures['ours_over']:.2f} times as fast, {figures['agreement']:.0%} of the tokens alike"
+
+
+def own_hashes(hashes):
+    """The hashes of kernels that may have run."""
+    of_heads = f".bf16.d{HEAD_DIM}.dv{HEAD_DIM}."
+    return {i: hashes[i] for i in sorted(hashes) if ".cache." in i or (of_heads in i and ".bwd." not in i)}
+
+
+def workload_of(arguments):
+    from benchmarks.measure.gpu.serving_workload import Workload
+
+    batching = BATCHING | {"use_cuda_graph": False if arguments.no_graphs else None}
+    if arguments.dry_run:
+        return Workload(DRY_MODEL, DRY_REQUESTS, DRY_LENGTHS, DRY_ANSWER, "cpu", **batching)
+    return Workload(MODEL, arguments.requests, LENGTHS, ANSWER, "cuda", **batching)
+
+
+def run(arguments, receipt, save, progress_type):
+    workload = workload_of(arguments)
+    receipt["kernel_hashes"] = {} if arguments.dry_run else own_hashes(arguments.kernels.hashes)
+    answers, left_out = first_answers(workload, arguments.contenders)
+    speeds = speeds_of(workload, answers, arguments.rounds, progress_type([1] * arguments.rounds))
+    cells = [figures_of(contender, speeds, answers) for contender in speeds]
+    receipt["figures"]["serving"] = {**workload.description(), "cells": cells, "left_out": left_out}
+    save()
+    print("\n".join([*(f"----  {name}: {why}" for name, why in left_out.items()), *map(line_of, cells)]))
+    return "ours" in speeds
