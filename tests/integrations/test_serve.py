@@ -19,7 +19,7 @@ TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.skipif(not is_serve_available(), reason="the server needs pip install 'transformers[serving]'"),
+    pytest.mark.skipif(not is_serve_available(), reason="the server needs requirements-long.txt"),
 ]
 
 
