@@ -60,7 +60,8 @@ def device_options(device, **fields):
 
 def ask_for(options, features):
     """Fills in fm_options; the tensors of `features` have to live as long as `options`."""
-    options.softcap, options.dropout_p, options.partial_out = features.softcap, features.dropout, features.partial
+    for name, number in features.numbers().items():
+        setattr(options, name, number)
     if features.sink is not None:
         options.sink = tensor(features.sink)
     if features.alibi_slopes is not None:

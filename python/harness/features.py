@@ -29,6 +29,10 @@ class Features:
             f"ALiBi {self.alibi_slopes is not None}"
         )
 
+    def numbers(self):
+        """Numbers and flags, by their names in fm_options."""
+        return {"softcap": self.softcap, "dropout_p": self.dropout, "partial_out": self.partial}
+
     def result_dtype(self, dtype):
         """Dtype of out and the gradients for tensors of this dtype."""
         return torch.float32 if self.partial else dtype

@@ -89,7 +89,8 @@ def attention(
         _check_agreement(q, k, v, sink, alibi_slopes, local, group, agreed)
     ops.check_lengths(local.own, q, k, "bshd")
     q, k, v = ops.autocast(q, k, v)
-    options = Options(ops.KernelOptions(softmax_scale, deterministic, backend, max_ctas), bool(return_lse), softcap)
+    of_kernel = ops.KernelOptions(softmax_scale, deterministic, backend, max_ctas)
+    options = Options(of_kernel, bool(return_lse), {"softcap": softcap or None})
     function = WAYS[_way(way, q, k, local, options.features(sink, alibi_slopes))]
     out, lse = function.apply(q, k, v, sink, alibi_slopes, local, group, options)
     return (out, lse) if return_lse else out

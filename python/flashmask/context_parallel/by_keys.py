@@ -15,15 +15,15 @@ from .messages import send
 
 
 class Options(NamedTuple):
-    """return_lse: whether lse is wanted, on all ranks. softcap: 0: none."""
+    """return_lse: whether lse is wanted, on all ranks. numbers: features that are numbers, by name; None: none."""
 
     of_kernel: ops.KernelOptions
     return_lse: bool
-    softcap: float
+    numbers: dict[str, float | None]
 
     def features(self, sink, alibi_slopes):
         """Arguments of a call, by name; none that says nothing."""
-        every = {"sink": sink, "alibi_slopes": alibi_slopes, "softcap": self.softcap or None}
+        every = {"sink": sink, "alibi_slopes": alibi_slopes, **self.numbers}
         return {name: x for name, x in every.items() if x is not None}
 
 
@@ -137,8 +137,8 @@ def _dout(dout, out, q):
 
 
 def has_partial_keys(q, features):
-    """Tells if kernels return dk and dv in float32 for such a call; those for GPUs do not under softcap and slopes."""
-    return not q.is_cuda or not features.keys() & {"softcap", "alibi_slopes"}
+    """Tells if kernels return dk and dv in float32 for such a call; those for GPUs do so under a sink alone."""
+    return not q.is_cuda or features.keys() <= {"sink"}
 
 
 def _backward(dout, dlse, q, k, v, mask, out, lse, options, features):
