@@ -179,6 +179,14 @@ def test_bad_values_stay_inside():
         assert torch.isfinite(forest.attention(batch.q, batch.cache)).all()
 
 
+def test_validation_is_of_the_requests():
+    batch = draw(16, [[0, 1, 2], [0, 1, 3]], [40, 48], [1, 2])
+    check(batch, validate=True)
+    batch.cache.seqlens[1] = 1000
+    with pytest.raises(ValueError, match=r"seqlens\[1\] is 1000"):
+        batch.forest().attention(batch.q, batch.cache, validate=True)
+
+
 def test_rows_of_no_request_are_zero():
     batch = draw(16, [[0, 1, 2], [0, 1, 3]], [40, 48], [1, 2])
     padded = torch.cat((batch.q, batch.q))

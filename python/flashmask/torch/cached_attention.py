@@ -15,7 +15,7 @@ from .._core.errors import UnsupportedError
 from . import operators, ops, tensor_arguments
 from ._torch_internals import entry_of
 from .explain import place_of
-from .kv_cache import KvCache, SequenceMask, call_struct, check_kind
+from .kv_cache import KvCache, SequenceMask, call_struct, check_kind, validate_call
 
 SPLIT_SIZE = 1024
 _CAUSAL = SequenceMask()
@@ -240,9 +240,7 @@ def flashmask_with_kvcache(
     is_packed = cu_seqlens_q is not None
     batch = cu_seqlens_q.shape[0] - 1 if cu_seqlens_q is not None else q.shape[0]
     if arguments.flag("validate", validate):
-        args, keep = call_struct(cache, mask, q, cu_seqlens_q)
-        capi.check(capi.load().fm_cached_validate(C.byref(args)))
-        del keep
+        validate_call(cache, mask, q, cu_seqlens_q)
     softmax_scale, _, max_ctas = ops.read_options(softmax_scale, None, backend, max_ctas)
     wants_lse = arguments.flag("return_softmax_lse", return_softmax_lse)
     written = () if out is lse is None else [x for x in (out, lse) if x is not None]

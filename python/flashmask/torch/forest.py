@@ -12,7 +12,7 @@ from .._core import arguments
 from .._core.errors import UnsupportedError
 from . import tensor_arguments
 from .cached_attention import SPLIT_SIZE, CachePlan, flashmask_with_kvcache
-from .kv_cache import KvCache, SequenceMask, check_kind
+from .kv_cache import KvCache, SequenceMask, check_kind, validate_call
 
 _MOST_KEYS = 2**31 - 1
 _NEVER = 2**31  # beyond every entry of a table
@@ -144,6 +144,7 @@ class Forest:
         plan: CachePlan | None = None,
         *,
         return_softmax_lse: bool = False,
+        validate: bool = False,
         **options: Any,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """flashmask_with_kvcache over the forest: out, or (out, lse).
@@ -152,6 +153,7 @@ class Forest:
         cache: with the forest's own page_table and seqlens.
         mask: causal, with a window or without; None: causal.
         plan: from plan(), updated by update_plan; None: the call makes its own.
+        validate: as there, of the requests' own lengths and tables.
         options: the others of flashmask_with_kvcache; alibi_slopes are [heads_q].
 
         Raises as flashmask_with_kvcache does, and UnsupportedError naming what a forest has not: bounds, tails,
@@ -160,10 +162,12 @@ class Forest:
         _refuse_options(options)
         one_mask = self._as_one_mask(mask, options.get("alibi_slopes") is not None)
         rows = self._rows_of(q).index_select(0, self._rows_in_order)[None]
+        one_cache = self._as_one_cache(cache)
+        if arguments.flag("validate", validate):
+            validate_call(cache, mask, q, self._cu_seqlens_q)
         result: Any = flashmask_with_kvcache(
-            rows, self._as_one_cache(cache), one_mask, plan, return_softmax_lse=return_softmax_lse, **options,
-            **self._invariance,
-        )  # fmt: skip
+            rows, one_cache, one_mask, plan, return_softmax_lse=return_softmax_lse, **options, **self._invariance
+        )
         out, lse = result if return_softmax_lse else (result, None)
         out = out[0].index_select(0, self._places).view(*q.shape[:-1], out.shape[-1])
         if lse is None:

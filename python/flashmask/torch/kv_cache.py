@@ -121,9 +121,7 @@ class KvCache:
 
         Reads lengths and tables on the host, and so waits for a device.
         """
-        args, keep = call_struct(self, None, None, None)
-        capi.check(capi.load().fm_cached_validate(C.byref(args)))
-        del keep
+        validate_call(self, None, None, None)
 
     def __repr__(self) -> str:
         return f"KvCache({self.batch} requests, k {arguments.describe(self.k)}, v {arguments.describe(self.v)})"
@@ -221,6 +219,15 @@ def check_kind(name: str, value: Any, kind: type) -> None:
     if not isinstance(value, kind):
         advice = "; SequenceMask.from_mask makes one of a Mask" if isinstance(value, Mask) else ""
         raise TypeError(f"{name} is a {type(value).__name__}; it must be a {kind.__name__}{advice}")
+
+
+def validate_call(
+    cache: KvCache, mask: SequenceMask | None, q: torch.Tensor | None, cu_seqlens_q: torch.Tensor | None
+) -> None:
+    """ValueError naming the first request and value that the call would clamp, or read as zeros. Waits for a device."""
+    args, keep = call_struct(cache, mask, q, cu_seqlens_q)
+    capi.check(capi.load().fm_cached_validate(C.byref(args)))
+    del keep
 
 
 def call_struct(
