@@ -55,7 +55,17 @@ def softmax_plain(scores, visible, features):
 def attend_plain(q, k, v, visible, scale, features, factors):
     """out in q's type: scores rounded to the type, scaled, softmax in float32, probabilities rounded, out rounded."""
     scores = features.capped((q @ k.transpose(-1, -2)).float() * scale)
-    return (softmax_plain(scores, visible, features) * factors.float()).to(q.dtype) @ v
+    probabilities = softmax_plain(scores, visible, features).to(q.dtype)
+    if not features.dropout:
+        return probabilities @ v
+    return ((probabilities.float() * factors.float()) @ v.float()).to(q.dtype)
+
+
+def half_unit_of(values, dtype):
+    """Half a unit in the last place that numbers of `dtype` have at these magnitudes; 0 of 0."""
+    least = torch.finfo(dtype).smallest_normal
+    exponent = torch.floor(torch.log2(values.abs().double().clamp(min=least)))
+    return torch.where(values == 0, 0.0, torch.exp2(exponent) * torch.finfo(dtype).eps / 2)
 
 
 def rows_of(factors, block):
@@ -72,18 +82,22 @@ def errors(q, k, v, out, lse, visible, scale=None, rows=None, features=NONE):
     """Compares a call's results with float64 over `rows` (default all).
 
     Returns {out: largest error [batch, heads],
-             plain: the plain implementation's, with few rows the largest of all heads,
+             plain: the plain implementation's, where few rows have numbers the largest of all heads, and with dropout
+                    at least the rounding of the head's largest number (docs/decisions/gradient-accuracy.md),
              lse: largest of |error| / max(1, |lse|),
              empty: whether rows that see nothing have out 0 and lse -inf or the sink,
              finite: whether nothing else is NaN or infinite}.
     """
     exact_products()
-    heads = q.shape[2]
+    heads, dtype = q.shape[2], q.dtype
     scale = q.shape[3] ** -0.5 if scale is None else scale
     rows = torch.arange(q.shape[1], device=q.device) if rows is None else rows
     factors = features.factors(q.shape[0], heads, q.shape[1], k.shape[1]).to(q.device)
     q, k, v, out = q.transpose(1, 2), heads_first(k, heads), heads_first(v, heads), out.transpose(1, 2)
-    worst = {name: torch.zeros(q.shape[:2], dtype=torch.float64, device=q.device) for name in ("out", "plain", "lse")}
+    worst = {
+        name: torch.zeros(q.shape[:2], dtype=torch.float64, device=q.device)
+        for name in ("out", "plain", "lse", "size", "numbers")
+    }
     good = torch.ones(2, dtype=torch.bool, device=q.device)
     for block in row_blocks(rows, q.shape[0] * heads * max(1, k.shape[2])):
         seen = visible(block)
@@ -99,10 +113,15 @@ def errors(q, k, v, out, lse, visible, scale=None, rows=None, features=NONE):
             ("out", (got - want).abs().amax(-1)),
             ("plain", (plain.double() - want).abs().amax(-1)),
             ("lse", off),
+            ("size", want.abs().amax(-1)),
         ):
             worst[name] = torch.maximum(worst[name], error.amax(-1))
-    if q.shape[2] < FEW_ROWS:
-        worst["plain"] = worst["plain"].amax().expand_as(worst["plain"]) if worst["plain"].numel() else worst["plain"]
+        worst["numbers"] += (want != 0).any(-1).sum(-1)
+    size, numbers = worst.pop("size"), worst.pop("numbers")
+    if features.dropout:
+        worst["plain"] = torch.maximum(worst["plain"], half_unit_of(size, dtype))
+    if numbers.numel():
+        worst["plain"] = torch.where(numbers < FEW_ROWS, worst["plain"].amax(), worst["plain"])
     return {**worst, "empty": bool(good[0]), "finite": bool(good[1])}
 
 
@@ -147,7 +166,8 @@ def gradients_plain(q, k, v, dout, dlse, visible, scale, features, factors):
     factors = factors.float()
     scores = (q @ k.transpose(-1, -2)).float() * scale
     exact = softmax_plain(features.capped(scores), visible, features)
-    probabilities, weights = (x.to(q.dtype).float() for x in (exact, exact * factors))
+    probabilities = exact.to(q.dtype).float()
+    weights = probabilities * factors
     dp = (dout @ v.transpose(-1, -2)).float() * factors
     ds = (score_gradients(probabilities, dp, dlse.float()) * features.slope(scores)).to(q.dtype)
     ds, q, k, dout = (x.float() for x in (ds, q, k, dout))
