@@ -92,8 +92,9 @@ class CachedRun {
     return false;
   }
   /// Reads no tensor where they are said to be on a device.
-  CachedExplanation explanation_of(const CachedTensors& tensors) const {
+  CachedExplanation explanation_of(const CachedTensors& tensors, const CachedPlan* plan = nullptr) const {
     CachedForwardArgs args = tensors.args();
+    args.plan = plan;
     Options call = call_options(tensors.features(), 1);
     if (on_device_) {
       for (TensorView* t : every_tensor(args, call.features)) t->device = numerics::kDevice;
@@ -231,6 +232,7 @@ class CachedRun {
     CachedForwardArgs args = tensors.args();
     args.lse = {};
     CachedPlan plan{.capacities = capacities(), .buffer = {}, .device = {}};
+    if (!c_.batch_invariant) keep_kernel(tensors, plan.capacities);
     tensors.poison_outputs();
     if (on_device_) {
       run_planned_on_device(args, options, plan);
@@ -256,6 +258,16 @@ class CachedRun {
     options_.implementation.cached_forward(args, {}, options);  // the plan serves all layers of a model
     if (!buffer.guards_intact()) fail("plan: something was written outside of its buffer");
     copies.copy_back(args.out);
+  }
+  /// Takes the room for more rows away where a plan with it has another kernel, and bits of its own.
+  void keep_kernel(const CachedTensors& tensors, CachedCapacities& roomy) const {
+    const CachedPlan plan{.capacities = roomy, .buffer = {}, .device = on_device_ ? numerics::kDevice : Device{}};
+    if (explanation_of(tensors, &plan).kernel != explanation_of(tensors).kernel) roomy.max_rows = rows_of(tensors);
+  }
+  /// Rows of q, those of no request counted.
+  int64_t rows_of(const CachedTensors& tensors) const {
+    const TensorView q = tensors.args().q;
+    return c_.packed ? q.shape[0] : q.shape[0] * q.shape[1];
   }
   CachedCapacities capacities() const {
     int64_t rows = 0, keys = 0;
