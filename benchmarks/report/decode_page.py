@@ -138,14 +138,19 @@ def invariance(rows):
     return [*paragraph(said), *markdown_table(["us", "fast", *(f"splits of {size}" for size in sizes)], cells), ""]
 
 
-def forests(rows):
-    """Forests beside the plain call."""
-    if not rows:
+def forests(topics):
+    """Forests beside the plain call; none of it without their receipt."""
+    if "forests" not in topics:
         return []
+    run = topics["forests"]
     titles = ["us", "of which shared keys", "plain", "as a forest", "its update", "FlashInfer, two levels"]
     names = "ours", "forest", "update", "cascade"
+    rows = run["figures"]["forests"]["cells"]
     cells = [[row["cell"], row["shared"], *(us_of(row, name) for name in names)] for row in rows]
-    said = "Requests that begin with the same pages, as a [forest](../inference.md#shared-prefixes):"
+    said = (
+        f"Requests that begin with the same pages, as a [forest](../inference.md#shared-prefixes) ({run['date']}, "
+        f"{run['device']}; `scripts/gpu-check forests`):"
+    )
     return [*paragraph(said), *markdown_table(titles, cells), ""]
 
 
@@ -176,7 +181,7 @@ def lines(topics):
         *layouts(held["cells"]),
         *float8(held.get("float8", ())),
         *invariance(held.get("invariance", ())),
-        *forests(held.get("forests", ())),
+        *forests(topics),
         *(mma_sync(other, other["figures"]["decode"]["cells"]) if other else ()),
         *markdown_table(["", "us"], list(others(held))),
     ]

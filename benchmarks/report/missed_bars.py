@@ -5,7 +5,7 @@ from collections import namedtuple
 
 from benchmarks import cell_bars
 from benchmarks.context_parallel import bars as context_parallel_bars
-from benchmarks.measure.gpu import decode_bars, prefill_bars
+from benchmarks.measure.gpu import decode_bars, forest_bars, prefill_bars
 from benchmarks.receipts import HOPPER
 from benchmarks.report.markdown import listed, markdown_table
 
@@ -15,6 +15,7 @@ ELEMENT_MASKS, BLOCK_MASKS, FEATURES, PADDING = "element masks", "block masks", 
 HOST_TIME, TWO_GPUS, END_TO_END = "host time of a PyTorch call", "two GPUs", "training end to end"
 DECODE = "decode over caches"
 PREFILL = "prefill over caches"
+FORESTS = "shared prefixes"
 
 
 def of_checks(found):
@@ -79,6 +80,10 @@ def of_prefill(topics):
     return of_checks(prefill_bars.of_all(topics["prefill"]["figures"]["prefill"])) if "prefill" in topics else []
 
 
+def of_forests(topics):
+    return of_checks(forest_bars.of_all(topics["forests"]["figures"]["forests"])) if "forests" in topics else []
+
+
 def missed_rows(bars):
     """[what, how many of how many, what was reached, what was asked for] of bars that were missed."""
     rows = []
@@ -106,6 +111,7 @@ def of_all(cases, topics, host_times):
         TWO_GPUS: of_context_parallel(topics) if "context-parallel" in topics else [],
         DECODE: of_decode(topics),
         PREFILL: of_prefill(topics),
+        FORESTS: of_forests(topics),
         END_TO_END: of_checks(check for receipt in topics.values() for check in receipt["figures"].get("checks", [])),
     }
     return {name: bars for name, bars in found.items() if bars}

@@ -223,6 +223,7 @@ def missed(cases, topics):
         missed_bars.HOST_TIME: f"performance/{OTHERS}#host-time-of-a-pytorch-call",
         missed_bars.DECODE: f"performance/{DECODE}",
         missed_bars.PREFILL: f"performance/{DECODE}",
+        missed_bars.FORESTS: f"performance/{DECODE}",
         missed_bars.TWO_GPUS: "context-parallel.md#which-way",
         missed_bars.END_TO_END: "end-to-end.md#what-was-to-be-reached",
     }

@@ -9,7 +9,16 @@ import types
 import pytest
 
 from benchmarks import peers
-from benchmarks.measure.gpu import bench, decode, decode_bars, decode_shapes, prefill, prefill_bars
+from benchmarks.measure.gpu import (
+    bench,
+    decode,
+    decode_bars,
+    decode_shapes,
+    forest_bars,
+    forests,
+    prefill,
+    prefill_bars,
+)
 from benchmarks.report import decode_page, missed_bars, prefill_section
 
 FA3_METADATA = (
@@ -223,10 +232,6 @@ def test_a_run_measures_every_layout_beside_peers_that_agree(steps, capsys):
     sizes = {str(size) for size in decode_shapes.SPLIT_SIZES}
     found = [set(row["us"]) - {"ours", *sizes} for row in figures["invariance"]]
     assert found.count({"fa3_one_split"}) == 1 and found.count(set()) == 3
-    assert [(row["shared"], set(row["us"])) for row in figures["forests"]] == [
-        (128, {"ours", "forest", "cascade", "update"}),
-        (0, {"ours", "forest", "update"}),
-    ]
     assert {"sm90.cache.shares"} < set(receipt["kernel_hashes"])
     last = capsys.readouterr().out.splitlines()[-2:]
     assert "bars held; missed:" in last[0] and last[1] == "none"
@@ -235,8 +240,8 @@ def test_a_run_measures_every_layout_beside_peers_that_agree(steps, capsys):
 def test_a_run_ends_within_its_budget(steps, capsys):
     _, receipt = run_of(budget=-1)
     figures = receipt["figures"]["decode"]
-    assert not figures["cells"] and len(figures["not_measured"]) == 12
-    assert "12 steps not measured" in capsys.readouterr().out
+    assert not figures["cells"] and len(figures["not_measured"]) == 11
+    assert "11 steps not measured" in capsys.readouterr().out
 
 
 def test_kernels_of_mma_sync_are_measured_over_all_cells_alone(steps):
@@ -363,7 +368,7 @@ def test_bars_of_a_cell(changes, missed):
 )
 def test_bars_of_forests(shared, us, held):
     row = {"cell": "64 x 8704, 32/8", "us": {"ours": 40.0, **us}, "shared": shared}
-    assert [c["passed"] for c in decode_bars.of_forest(row)] == held
+    assert [c["passed"] for c in forest_bars.of_forest(row)] == held
 
 
 def test_bars_of_float8_and_invariance():
@@ -413,7 +418,6 @@ def test_the_page_of_a_receipt():
         "masks": [{"cell": "16 x 16384", "us": {"ours": 1.0, "fa3": 2.0, "tree": 3.0, "xqa_tree": 4.0}}],
         "updates": [{"update": "64 x 8192, causal", "us": 6.7, "vector_mb": 0}],
         "host": [{"contender": "ours", "us": 40.0}],
-        "forests": [{"cell": "64 x 8704", "us": {"ours": 9.0, "forest": 2.0, "update": 3.0}, "shared": 8192}],
         "versions": {"flashinfer": "0.6"},
         "stream_gb_per_s": {},
     }
@@ -421,7 +425,6 @@ def test_the_page_of_a_receipt():
     text = "\n".join(decode_page.lines({"decode": run}))
     assert decode_page.lines({}) == []
     assert "| 1 x 1024 | 10.0 (0.90) |" in text and "| 64 x 1024 | 10.0 |" in text
-    assert "| 64 x 8704 | 8192 | 9.0 | 2.0 | 3.0 |  |" in text
     assert "98.0 %" in text and "XQA, the tree" in text and "FlashInfer 0.6" in text
     assert len([bar for bar in missed_bars.of_decode({"decode": run}) if not bar.passed]) == 6
 
@@ -438,6 +441,27 @@ def test_the_words_of_its_command():
     arguments.kernels.arch = "sm86"
     with pytest.raises(SystemExit, match="of sm90 and sm80, and sm86 is in use"):
         decode.check_arguments(arguments)
+
+
+# --- Forests --------------------------------------------------------------------------------------------
+
+
+def test_forests_are_measured_beside_the_plain_call_and_levels(steps, capsys):
+    kernels = types.SimpleNamespace(hashes_of=lambda ids: dict.fromkeys(ids, "0"), arch="sm90")
+    arguments, receipt = types.SimpleNamespace(rounds=3, budget=1000, peers=forests.PEERS, kernels=kernels), {}
+    receipt |= {"figures": {}, "date": "2026-01-02", "device": "H200"}
+    forests.run(arguments, receipt, lambda: None, None)
+    figures = json.loads(json.dumps(receipt["figures"]["forests"]))
+    assert not figures["failed"] and not figures["not_measured"]
+    assert [(row["shared"], set(row["us"])) for row in figures["cells"]] == [
+        (128, {"ours", "forest", "cascade", "update"}),
+        (0, {"ours", "forest", "update"}),
+    ]
+    assert {"sm90.cache.shares"} < set(receipt["kernel_hashes"])
+    assert "3 of 3 bars held" in capsys.readouterr().out
+    page = "\n".join(decode_page.forests({"forests": receipt}))
+    assert "| 2 x 256, " in page and not decode_page.forests({})
+    assert len(missed_bars.of_forests({"forests": receipt})) == 3
 
 
 # --- Prefill --------------------------------------------------------------------------------------------

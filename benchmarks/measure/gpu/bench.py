@@ -22,6 +22,7 @@ decode    decode over KV caches, against FlashAttention-3, FlashInfer and XQA, a
           PyTorch package (FLASHMASK_TORCH_LIBRARY)
 prefill   chunks of rows and drafts over KV caches, against our contiguous forward, FlashAttention-3 and FlashInfer;
           likewise
+forests   decode of requests that begin with the same pages, against the plain call and FlashInfer's levels; likewise
 lists     masks of interval lists against FlexAttention, their partial tiles and their plans; likewise
 serving   transformers' continuous batching by our attention and by its own; likewise, with transformers
 first     time from ready inputs to the first output, in a fresh process
@@ -50,10 +51,18 @@ COMMANDS = {  # and the modules beside this one that have them
     "cycles": "cycles",
     "decode": "decode",
     "prefill": "prefill",
+    "forests": "forests",
     "lists": "interval_lists",
     "serving": "serving",
 }
-OF_THEIR_OWN = ("paper", "cycles", "decode", "prefill", "serving")  # commands that say what their options are
+OF_THEIR_OWN = (
+    "paper",
+    "cycles",
+    "decode",
+    "prefill",
+    "forests",
+    "serving",
+)  # commands that say what their options are
 DRY = ("paper", "serving")  # those that have a dry run
 ROUNDS = {"sparsity": 3, "small": 7, "features": 5, "blocks": 5, "padding": 7, "maskcost": 9}
 ROUNDS |= {"plan": 7, "masks": 7, "lists": 7, "first": 5}

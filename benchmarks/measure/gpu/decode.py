@@ -51,7 +51,6 @@ def steps_of(session, steps, cells):
         ("host", "the host", steps.host_times),
         ("float8", "float8", steps.float8),
         ("invariance", "batch_invariant", steps.invariance),
-        ("forests", "shared prefixes", steps.shared_prefixes),
     ]
     only_cells = cells or session.arguments.kernels.arch != receipts.HOPPER
     extra = [] if only_cells else [(where, name, functools.partial(step, session)) for where, name, step in extra]
@@ -124,7 +123,7 @@ def run(arguments, receipt, save, progress_type):
     from benchmarks.measure.gpu import decode_steps
 
     session = decode_steps.Session(arguments)
-    lists = ("cells", "masks", "updates", "host", "float8", "invariance", "forests", "not_measured")
+    lists = ("cells", "masks", "updates", "host", "float8", "invariance", "not_measured")
     figures = {name: [] for name in lists} | {"failed": {}}
     figures |= {"versions": {}, "stream_gb_per_s": session.streams}
     receipt["figures"]["decode"] = figures

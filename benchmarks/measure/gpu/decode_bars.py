@@ -25,10 +25,6 @@ FLOAT8_OVER_BF16, FLOAT8_OVER_PEERS, BY_TOKEN = {"64 x 8192": 1.72}, 1.05, 1.03
 # batch_invariant: speed over the fast call, on average and in some cells, and over FlashAttention-3 without splits.
 INVARIANT_MEAN, INVARIANT, OVER_ONE_SPLIT = 0.90, {"1 x 8192": 0.75, "1 x 1024": 0.55}, 6
 DEFAULT_SPLIT = "1024"
-# A forest of requests that share keys: speed over the plain call and over FlashInfer's levels, its time where requests
-# share none, and its update.
-FOREST_OVER, FOREST_OVER_CASCADE = {"64 x 8704": 4}, {"64 x 8704": 1.3, "16 x 33792": 1.2}
-FOREST_OF_NONE, FOREST_UPDATE_US = 1.03, 1000
 
 
 def best(cell):
@@ -90,20 +86,6 @@ def of_invariance(rows):
     return found
 
 
-def of_forest(row):
-    us, name = row["us"], row["cell"]
-    found = [check_at_most(f"{name}: update of a forest, microseconds", us["update"], FOREST_UPDATE_US)]
-    if not row["shared"]:
-        share = us["forest"] / us["ours"]
-        return [*found, check_at_most(f"{name}: a forest of nothing shared over the plain call", share, FOREST_OF_NONE)]
-    size = name.split(",")[0]
-    over = {"the plain call": ("ours", FOREST_OVER), "FlashInfer's levels": ("cascade", FOREST_OVER_CASCADE)}
-    for what, (other, bars) in over.items():
-        if size in bars and other in us:
-            found.append(check(f"{name}: a forest over {what}", us[other] / us["forest"], bars[size]))
-    return found
-
-
 def of_mean(cells):
     """The bar of all cells below a size together."""
     cells = [cell for cell in cells if not is_mma_sync(cell)]
@@ -148,5 +130,4 @@ def of_all(figures):
     own = [check_at_most("microseconds of the host in a call", us, HOST_US) for us in host]
     narrow = [found for row in figures.get("float8", ()) for found in of_float8(row)]
     invariant = of_invariance(figures.get("invariance", ()))
-    forests = [found for row in figures.get("forests", ()) for found in of_forest(row)]
-    return each + of_mean(figures["cells"]) + masks + updates + own + narrow + invariant + forests
+    return each + of_mean(figures["cells"]) + masks + updates + own + narrow + invariant

@@ -8,7 +8,7 @@ from statistics import median
 
 import torch
 from flashmask import masks
-from flashmask.inference import Forest, KvCache, SequenceMask
+from flashmask.inference import KvCache, SequenceMask
 
 from benchmarks.instruments import stream
 from benchmarks.instruments.medians import ratio
@@ -181,43 +181,6 @@ def invariance(session):
         made = {name: contender_of(cell, call) for name, call in calls.items()}
         found.append(row_of(cell, session.turns(made, FEW_ROUNDS), left_out))
     return found
-
-
-# --- Requests that begin alike ----------------------------------------------------------------------------
-
-
-def shared_prefixes(session):
-    """A Forest beside the plain call over the same tables and FlashInfer's levels, and its update."""
-    return [shared_prefix(session, shape, keys) for shape, keys in decode_shapes.SHARED]
-
-
-def shared_prefix(session, shape, keys):
-    cell, left_out = Cell(session.pools, shape, 64), {}
-    for table in cell.tables:
-        table[1:, : keys // cell.page] = table[0, : keys // cell.page]
-    forests = [Forest.from_page_table(table, cell.lengths, cell.page) for table in cell.tables]
-    calls = {"ours": cell.ours(), "forest": forest_call(cell, forests)}
-    if keys and "flashinfer" in session.arguments.peers:
-        try:
-            calls["cascade"] = flashinfer_caches.Cascade(cell, keys)
-            calls["cascade"](0)
-        except Exception as why:
-            calls.pop("cascade", None)
-            left_out["cascade"] = said(why)
-    for name, call in calls.items():
-        decode_cell.check_agreement(f"{cell.name}: {name}", call(0), calls["ours"](0))
-    made = {name: contender_of(cell, call) for name, call in calls.items()}
-    made["update"] = Contender(lambda n: forests[n].update(), cell.count, cell.count)
-    return row_of(cell, session.turns(made), left_out) | {"shared": keys}
-
-
-def forest_call(cell, forests):
-    """A call on cache n as a forest, with a ready plan of its own."""
-    caches, plans = cell.caches(), []
-    for forest, cache in zip(forests, caches):
-        plans.append(forest.plan(cell.heads_q, cell.heads_kv, cell.dim))
-        forest.update_plan(plans[-1], cache)
-    return lambda n: forests[n].attention(cell.q, caches[n], plan=plans[n])
 
 
 # --- Plans, and the host ----------------------------------------------------------------------------------

@@ -43,8 +43,10 @@ def first_answers(workload, contenders):
     """({contender: its answers}, {contender: why it is left out}) after a run of each, which is not timed."""
     answers, left_out = {}, {}
     for contender in contenders:
+        print(f"      {contender}: first answers ...", flush=True)
         try:
-            _, answers[contender] = workload.answers(CONTENDERS[contender])
+            speed, answers[contender] = workload.answers(CONTENDERS[contender])
+            print(f"      {contender}: {speed:.0f} tokens/s in the run that is not timed", flush=True)
         except LeftOut as why:
             left_out[contender] = f"{why}"
         except Exception as why:  # in whatever way it fails, the others are measured

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The step of a run of forests, as the receipt's figures have it."""
+
+from flashmask.inference import Forest
+
+from benchmarks.measure.gpu.decode_cell import Cell, Contender, check_agreement, contender_of
+from benchmarks.measure.gpu.decode_steps import row_of, said
+from benchmarks.peers import flashinfer_caches
+
+
+def shared_prefix(session, shape, keys):
+    """A Forest of requests whose first `keys` are the same, beside the plain call over the same tables and FlashInfer's
+    levels, and its update."""
+    cell, left_out = Cell(session.pools, shape, 64), {}
+    for table in cell.tables:
+        table[1:, : keys // cell.page] = table[0, : keys // cell.page]
+    forests = [Forest.from_page_table(table, cell.lengths, cell.page) for table in cell.tables]
+    calls = {"ours": cell.ours(), "forest": forest_call(session, cell, forests)}
+    session.kernels.add(cell.kernel())
+    if keys and "flashinfer" in session.arguments.peers:
+        try:
+            calls["cascade"] = flashinfer_caches.Cascade(cell, keys)
+            calls["cascade"](0)
+        except Exception as why:
+            calls.pop("cascade", None)
+            left_out["cascade"] = said(why)
+    for name, call in calls.items():
+        check_agreement(f"{cell.name}: {name}", call(0), calls["ours"](0))
+    made = {name: contender_of(cell, call) for name, call in calls.items()}
+    made["update"] = Contender(lambda n: forests[n].update(), cell.count, cell.count)
+    return [row_of(cell, session.turns(made), left_out) | {"shared": keys}]
+
+
+def forest_call(session, cell, forests):
+    """A call on cache n as a forest, with a ready plan of its own."""
+    caches, plans = cell.caches(), []
+    for forest, cache in zip(forests, caches):
+        plans.append(forest.plan(cell.heads_q, cell.heads_kv, cell.dim))
+        forest.update_plan(plans[-1], cache)
+    return lambda n: forests[n].attention(cell.q, caches[n], plan=plans[n])
