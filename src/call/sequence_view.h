@@ -111,15 +111,15 @@ class SequenceView {
 
   FLASHMASK_RULE KeyPlace place(int64_t j) const {
     if (!call_.has_tables()) return {b_, j};
-    const int64_t n = quotient(j, call_.page_size), page = entry_page(n);
-    return {page, j - n * call_.page_size};
+    const int64_t n = quotient(j, call_.page_size);
+    return place(j, n, table_entry(n));
   }
-  /// The page of the n-th page_size keys; -1 if it is not there.
-  FLASHMASK_RULE int64_t entry_page(int64_t n) const {
-    const int64_t page = table_entry(n);
-    return page >= 0 && page < call_.pages ? page : -1;
+  /// Likewise of a key of the n-th page_size keys, for which a table has `entry`.
+  FLASHMASK_RULE KeyPlace place(int64_t j, int64_t n, int32_t entry) const {
+    if (!call_.has_tables()) return {b_, j};
+    return {entry >= 0 && entry < call_.pages ? entry : -1, j - n * call_.page_size};
   }
-  /// The entry of the table there.
+  /// The table's entry of the n-th page_size keys.
   FLASHMASK_RULE int32_t table_entry(int64_t n) const {
     return call_.page_table.defined() ? call_.page_table.at(b_, n) : call_.page_indices.at(sizes_.first_entry + n);
   }

@@ -584,10 +584,12 @@ class MadePlan {
 };
 
 cuda::WorkPlaces draw_places(Random& random) {
+  const int32_t rows = one_of(random, {kPackedRows / 2, kPackedRows, cuda::kTallPackedRows});
   return {.shares = one_of(random, {1, 2, 7, 40, 132}),
           .least_blocks = static_cast<int32_t>(random.integer(1, 4)),
           .split_blocks = static_cast<int32_t>(random.integer(1, 8)),
-          .packed_rows = one_of(random, {kPackedRows, cuda::kTallPackedRows}),
+          .packed_rows = rows,
+          .tile_rows = std::max(rows, kPackedRows),
           .head_dim_v = 8};
 }
 

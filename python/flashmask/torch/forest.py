@@ -16,6 +16,7 @@ from .kv_cache import KvCache, SequenceMask, check_kind, validate_call
 
 _MOST_KEYS = 2**31 - 1
 _NEVER = 2**31  # beyond every entry of a table
+_SHORT_TILE = 32  # packed rows of a GPU's shortest tile
 
 
 class Forest:
@@ -126,8 +127,19 @@ class Forest:
         self, heads_q: int, heads_kv: int, head_dim: int, head_dim_v: int | None = None, float8: bool = False
     ) -> CachePlan:
         """A CachePlan for calls over the forest, one for all layers of one mask; see update_plan."""
-        sizes = 1, self.rows, self.max_keys, heads_q, heads_kv, head_dim, head_dim_v
-        return CachePlan(*sizes, device=self._table.device, float8=float8, **self._invariance)
+        return CachePlan(
+            self._most_sequences(heads_q, heads_kv),
+            self.rows,
+            self.max_keys,
+            heads_q,
+            heads_kv,
+            head_dim,
+            head_dim_v,
+            max_total_keys=self.max_keys,
+            device=self._table.device,
+            float8=float8,
+            **self._invariance,
+        )
 
     def update_plan(
         self, plan: CachePlan, cache: KvCache, mask: SequenceMask | None = None, *, alibi: bool = False
@@ -165,6 +177,9 @@ class Forest:
         one_cache = self._as_one_cache(cache)
         if arguments.flag("validate", validate):
             validate_call(cache, mask, q, self._cu_seqlens_q)
+        if plan is None:
+            plan = self._plan_of(q, cache)
+            plan.update(one_mask, one_cache, rows=self.rows)
         result: Any = flashmask_with_kvcache(
             rows, one_cache, one_mask, plan, return_softmax_lse=return_softmax_lse, **options, **self._invariance
         )
@@ -210,6 +225,19 @@ class Forest:
         if cache.k.shape[1] != self.page_size:
             raise ValueError(f"cache has pages of {cache.k.shape[1]} keys; the forest was built for {self.page_size}")
         return KvCache(cache.k, cache.v, self._pages, self._keys, cache.k_scale, cache.v_scale)
+
+    def _plan_of(self, q: torch.Tensor, cache: KvCache) -> CachePlan:
+        """A plan for one call."""
+        heads_kv, head_dim_v, is_float8 = cache.k.shape[2], cache.v.shape[3], cache.k.element_size() == 1
+        return self.plan(q.shape[-2], heads_kv, q.shape[-1], head_dim_v, is_float8)
+
+    def _most_sequences(self, heads_q: int, heads_kv: int) -> int:
+        """The max_batch of a plan, beyond the one sequence: with it GPUs take short tiles for short requests, of which
+        a tall one would have more than see its keys. Not with batch_invariant, where a tall tile folds its splits."""
+        packed = self.rows * (heads_q // max(heads_kv, 1))
+        if self._invariance or packed > _SHORT_TILE * self._table.shape[0]:
+            return 1
+        return max(-(-packed // _SHORT_TILE), 1)
 
     # --- Rows and keys in their order ---------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "backends/cuda/fragments/element_mask.cuh"
 #include "backends/cuda/fragments/softmax.cuh"
 
 namespace flashmask::cuda {
@@ -24,6 +25,18 @@ struct DecodeRows : RowState {
       if (__any_sync(0xffffffff, bits < 0)) largest = largest_score(s, 0);
       const bool raised = raise_row(largest, 0, scale_log2, score_of_bit, factor[0]);
       return {__any_sync(0xffffffff, raised) != 0, __any_sync(0xffffffff, factor[0] != 1) != 0};
+    }
+  }
+
+  /// Makes hidden scores of these rows -inf.
+  template <int kScores>
+  __device__ __forceinline__ static void hide(const SlabBits& visible, float (&s)[kScores]) {
+    if constexpr (kRows == 2) {
+      visible.hide(s);
+    } else {
+#pragma unroll
+      for (int bit = 0; bit < kScores / 2; ++bit)
+        ptx::hide_unless(visible.row[0] & 1u << bit, s[bit / 2 * 4 + bit % 2]);
     }
   }
 

@@ -28,13 +28,18 @@ class LiveBlocks {
     int32_t index;
     bool masked;
   };
+  /// kPasses: steps over many words at once, which takes registers.
+  template <bool kPasses = true>
   __device__ __forceinline__ Block next(const CachedParams& p) {
     if (!p.plan.has_classes) {
       const int32_t block = next_++;
       return {block, block < unmasked_begin_ || block >= unmasked_end_};
     }
     const int32_t words = min(p.plan.words, (stop_ + kBlocksOfWord - 1) / kBlocksOfWord);
-    while (live_ == 0 && ++word_ < words) load_word(p);
+    while (live_ == 0 && ++word_ < words) {
+      load_word(p);
+      if (kPasses && live_ == 0) pass_words(p, words);
+    }
     if (live_ != 0) {
       const int bit = __ffs(live_) - 1;
       live_ &= live_ - 1;
@@ -69,6 +74,20 @@ class LiveBlocks {
       live_ = 0;
     }
     for (; live_ != 0 && skipped_ > 0; --skipped_) live_ &= live_ - 1;
+  }
+
+  /// Passes over whole words without a live block, or whose live blocks are all to be skipped, many at a time: each
+  /// waits for memory.
+  __device__ __forceinline__ void pass_words(const CachedParams& p, int32_t words) {
+    constexpr int kAtOnce = 8;
+    while (word_ + kAtOnce < words && (word_ + 1 + kAtOnce) * kBlocksOfWord <= stop_) {
+      int32_t count = 0;
+#pragma unroll
+      for (int i = 1; i <= kAtOnce; ++i) count += __popc(__ldcg(p.plan.live_bits + list_ + word_ + i));
+      if (count > skipped_) return;
+      skipped_ -= count;
+      word_ += kAtOnce;
+    }
   }
 
   int32_t end_;                            ///< blocks that have keys

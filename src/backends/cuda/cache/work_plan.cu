@@ -90,7 +90,7 @@ std::string WorkPlanLayout::refusal(const CachedCapacities& c, int32_t packed_ro
     const int64_t slots = tile_slots(c, packed_rows);
     const auto bytes = checked_product(slots, c.heads_kv, ceil_div(c.max_keys, kKeysOfWord), 8);
     if (slots <= kMost / c.heads_kv && bytes && *bytes <= kMostBytes)
-      return c.batch_invariant && packed_rows == kPackedRows ? splits_refusal(c, slots) : "";
+      return c.batch_invariant && packed_rows <= kPackedRows ? splits_refusal(c, slots) : "";
   }
   return message("a plan for ", c.max_batch, " requests, ", c.max_rows, " rows, ", c.max_keys,
                  " keys of a request and ", c.heads_kv,
@@ -119,7 +119,7 @@ WorkPlanLayout::WorkPlanLayout(const CachedCapacities& c, const WorkPlaces& plac
 }
 
 int64_t WorkPlanLayout::partial_results(const CachedCapacities& c) const {
-  const int64_t of_shares = int64_t{places_.shares} * partial_floats(places_.packed_rows, places_.head_dim_v);
+  const int64_t of_shares = int64_t{places_.shares} * partial_floats(places_.tile_rows, places_.head_dim_v);
   if (!c.batch_invariant) return 2 * of_shares;
   return places_.packed_rows > kPackedRows ? of_shares : splits_ * split_rows_ * split_floats(places_.head_dim_v);
 }

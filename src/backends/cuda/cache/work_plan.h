@@ -18,7 +18,8 @@ namespace flashmask::cuda {
 struct WorkPlaces {
   int32_t shares;                      ///< places for CTAs on the device
   int32_t least_blocks, split_blocks;  ///< see WorkPlan
-  int32_t packed_rows, head_dim_v;     ///< the kernel's tile has
+  int32_t packed_rows;                 ///< the most that a tile gets
+  int32_t tile_rows, head_dim_v;       ///< the kernel's tile has
 };
 
 /// Layout of a plan in device memory: sizes follow from capacities alone.

@@ -63,7 +63,11 @@ int resident_ctas(const cuda::DeviceProperties& device, const DecodeKernel& kern
 cuda::WorkPlaces places_of(const Device& device, const DecodeTile& tile) {
   const cuda::DeviceProperties& properties = cuda::device(device.index);
   const int ctas = resident_ctas(properties, kernel_of(DataType::kBFloat16, tile));
-  return {properties.multiprocessors * ctas, cuda::kLeastBlocks, cuda::kSplitBlocks * ctas, cuda::kPackedRows,
+  return {properties.multiprocessors * ctas,
+          cuda::kLeastBlocks,
+          cuda::kSplitBlocks * ctas,
+          cuda::kPackedRows,
+          cuda::kPackedRows,
           tile.head_dim_v};
 }
 

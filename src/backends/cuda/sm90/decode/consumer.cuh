@@ -52,7 +52,7 @@ class DecodeConsumer {
   using HalfProbabilities = typename Traits::HalfProbabilities;
   using Probabilities = HalfProbabilities[2];
   using Swizzle = ptx::Swizzle128;
-  using Layout = PackedLayout<Traits::kSpreads>;
+  using Layout = PackedLayout<Traits::kSpreadRows>;
   /// The barrier of all consumers, and with several the first of those of one.
   static constexpr int kBarrier = 1, kBarrierOfOne = 2, kTurnBarrier = kBarrierOfOne + Traits::kConsumers;
   static constexpr int kParts = Traits::kParts;
@@ -111,7 +111,7 @@ class DecodeConsumer {
     DecodeRows<kRows> rows;
     rows.reset();
     Folded folded(p_, work);
-    if constexpr (Traits::kOverlaps && (kRows == 1 || !Traits::kSpreads)) {  // registers do not hold more
+    if constexpr (Traits::kOverlaps && (kRows == 1 || Traits::kSpreadRows == 0)) {  // registers do not hold more
       run_overlapped(work, o, rows, folded);
     } else {
       for (int32_t n = work.tiles; n > 0; --n) run_tile(work, n == 1, o, rows, folded);
@@ -263,7 +263,7 @@ class DecodeConsumer {
     if (tile.is_masked()) wait_for_mask();
     if constexpr (Rows::kBoth) change_scores(work, tile, s);
     if (tile.is_masked()) {
-      visible_of(work).hide(s);
+      Rows::hide(visible_of(work), s);
       release_mask();
     }
     float factor[2];

@@ -38,23 +38,29 @@ const DecodeTable& table_of(DataType dtype) {
   });
 }
 
-/// True if requests have more packed rows on average than a short tile: each of its tiles would read their keys.
-bool has_many_rows(const CachedCapacities& c) {
-  return c.max_rows * (c.heads_q / c.heads_kv) > cuda::kPackedRows * c.max_batch;
+/// True if requests have more packed rows than that on average.
+bool has_more_rows(const CachedCapacities& c, int64_t rows) {
+  return c.max_rows * (c.heads_q / c.heads_kv) > rows * c.max_batch;
 }
 
 /// The tile for calls of some capacities; null if none has the head dims. It may not depend on the call itself, as its
 /// plan lists the rows of each tile.
 const DecodeTile* tile_of(const CachedCapacities& c) {
   const DecodeTile* const least = cuda::least_tile(kDecodeTiles, c.head_dim, c.head_dim_v);
-  if (!least || !has_many_rows(c)) return least;
+  if (!least || !has_more_rows(c, cuda::kPackedRows)) return least;
   const DecodeTile* const tall = least + 1;
   const bool is_there =
       tall != std::end(kDecodeTiles) && tall->head_dim == least->head_dim && tall->head_dim_v == least->head_dim_v;
   return is_there ? tall : least;
 }
-const DecodeTile* tile_of(const CachedProblem& p) {
-  return tile_of(p.plan ? p.plan->capacities : cuda::capacities_of(p));
+CachedCapacities room_of(const CachedProblem& p) { return p.plan ? p.plan->capacities : cuda::capacities_of(p); }
+const DecodeTile* tile_of(const CachedProblem& p) { return tile_of(room_of(p)); }
+
+/// Packed rows of a tile. Where requests have few it has no more than the kernel spreads: of twice as many a tile takes
+/// twice as long, and of them more than see its keys.
+int32_t packed_rows(const CachedCapacities& c, const DecodeTile& tile) {
+  const int32_t few = tile.spread_rows();
+  return few == 0 || has_more_rows(c, few) ? tile.rows() : few;
 }
 
 int32_t multiprocessors_of(const CachedProblem& p) {
@@ -77,11 +83,12 @@ struct DecodeCall {
   const cuda::WorkPlaces work_places;
 
   explicit DecodeCall(const CachedProblem& p)
-      : kernel(*table_of(p.dtype).find(*tile_of(p), {})), work_places(places_of(multiprocessors_of(p), *kernel.tile)) {}
+      : kernel(*table_of(p.dtype).find(*tile_of(p), {})),
+        work_places(places_of(multiprocessors_of(p), room_of(p), *kernel.tile)) {}
 
-  static cuda::WorkPlaces places_of(int32_t multiprocessors, const DecodeTile& tile) {
-    return {multiprocessors * tile.ctas, cuda::kLeastBlocks, cuda::kSplitBlocks * tile.ctas, tile.rows(),
-            tile.head_dim_v};
+  static cuda::WorkPlaces places_of(int32_t multiprocessors, const CachedCapacities& c, const DecodeTile& tile) {
+    return {multiprocessors * tile.ctas, cuda::kLeastBlocks, cuda::kSplitBlocks * tile.ctas,
+            packed_rows(c, tile),        tile.rows(),        tile.head_dim_v};
   }
   DecodeParams make_params(const CachedProblem& p, const cuda::WorkPlan& plan) const;
   void run(const CachedProblem& p, std::byte* workspace) const;
@@ -148,7 +155,7 @@ void DecodeCall::run(const CachedProblem& p, std::byte* workspace) const {
 cuda::WorkPlanLayout planned_layout(const CachedCapacities& c, const Device& device) {
   const DecodeTile* const tile = tile_of(c);
   if (!tile) cuda::throw_head_dims(c);
-  return cuda::planned_layout(c, DecodeCall::places_of(cuda::device(device.index).multiprocessors, *tile));
+  return cuda::planned_layout(c, DecodeCall::places_of(cuda::device(device.index).multiprocessors, c, *tile));
 }
 
 void explain(const CachedProblem& p, CachedExplanation& e) {
@@ -163,7 +170,8 @@ void explain(const CachedProblem& p, CachedExplanation& e) {
 
 PreparedCached prepare_cached(const CachedProblem& p) {
   const DecodeTile* const tile = tile_of(p);
-  if (std::string why = cuda::cached_refusal(p, tile ? tile->rows() : cuda::kPackedRows); !why.empty())
+  if (std::string why = cuda::cached_refusal(p, tile ? packed_rows(room_of(p), *tile) : cuda::kPackedRows);
+      !why.empty())
     return Refusal{std::move(why)};
   if (p.has_float8())
     return Refusal{message("the cache is ", name(p.cache_dtype), "; kernels 'sm80' read it: leave kernels '", kArch,

@@ -128,14 +128,49 @@ class DecodeMaskBuilder {
       } else {
         find_in_band(first, row, bits);
       }
+      leave_by_vectors(sequence, first, row, work.kv_head, bits);
       const uint32_t rows = visible_block_rows(sequence, row, count, first, work.kv_head) & from(row, 0);
 #pragma unroll
-      for (int c = 0; c < kLaneKeys; ++c)
-        bits[c] &=
-            key_of(first, c) < sequence.keys() ? rows & ~hidden_rows(sequence, key_of(first, c), work.kv_head, row) : 0;
+      for (int c = 0; c < kLaneKeys; ++c) bits[c] &= key_of(first, c) < sequence.keys() ? rows : 0;
       cuda::transpose_between_lanes(ptx::lane(), bits);
       store(bits, i + static_cast<int32_t>(ptx::lane()), mask);
     }
+  }
+
+  /// Clears the bits of the rows from `row` on that the vectors of the lane's keys hide; of keys past the last any. The
+  /// vectors of kAtOnce keys are under way at once.
+  __device__ __forceinline__ void leave_by_vectors(const SequenceView& sequence, int32_t first, int32_t row,
+                                                   int32_t head, RowBits& bits) const {
+    const auto last = static_cast<int32_t>(sequence.keys()) - 1;
+    if (!p_.call.bounds.defined() || last < 0) return;
+    constexpr int kAtOnce = Traits::kConsumers == 1 ? kLaneKeys : kLaneKeys / 2;  // registers are few
+#pragma unroll
+    for (int from = 0; from < kLaneKeys; from += kAtOnce) {
+      HiddenIntervals hidden[kAtOnce];
+      load_vectors(sequence, head, [&](int n) { return min(key_of(first, from + n), last); }, hidden);
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) bits[from + n] &= rows_left(row, hidden[n]);
+    }
+  }
+  template <int kCount, typename Key>
+  __device__ __forceinline__ void load_vectors(const SequenceView& sequence, int32_t head, const Key& key,
+                                               HiddenIntervals (&hidden)[kCount]) const {
+    int32_t page[kCount] = {}, entry[kCount] = {};
+    if (p_.call.keys_in_pages && p_.call.has_tables()) {
+#pragma unroll
+      for (int n = 0; n < kCount; ++n) {
+        page[n] = p_.key_page(key(n));
+        entry[n] = sequence.table_entry(page[n]);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kCount; ++n)
+      hidden[n] = sequence.hidden(key(n), sequence.place(key(n), page[n], entry[n]), head);
+  }
+  /// The 32 rows from `row` on that some intervals do not hide.
+  __device__ __forceinline__ static uint32_t rows_left(int32_t row, const HiddenIntervals& hidden) {
+    return ~((before(row, hidden.end[0]) & from(row, hidden.begin[0])) |
+             (before(row, hidden.end[1]) & from(row, hidden.begin[1])));
   }
 
   __device__ __forceinline__ static void write_positions(const SequenceView& sequence, int32_t first, Mask& mask) {
@@ -146,26 +181,22 @@ class DecodeMaskBuilder {
     if (!sequence.has_positions() || key >= sequence.keys()) return key;
     return static_cast<int32_t>(sequence.key_position(key, sequence.place(key)));
   }
-  /// The rows from `row` on that a key's vectors hide it from.
-  __device__ __forceinline__ uint32_t hidden_rows(const SequenceView& sequence, int32_t key, int32_t head,
-                                                  int32_t row) const {
-    if (!p_.call.bounds.defined()) return 0;
-    const HiddenIntervals hidden = sequence.hidden(key, sequence.place(key), head);
-    return (before(row, hidden.end[0]) & from(row, hidden.begin[0])) |
-           (before(row, hidden.end[1]) & from(row, hidden.begin[1]));
+  /// Bits of the 32 rows from `first` on that come before a row, and of the others. In 32 bits, which `first` + 32
+  /// fits.
+  __device__ __forceinline__ static uint32_t before(int32_t first, int32_t row) {
+    return rules::low_bits<uint32_t>(min(max(row, first), first + 32) - first);
   }
+  __device__ __forceinline__ static uint32_t from(int32_t first, int32_t row) { return ~before(first, row); }
 
-  /// Bits of the 32 rows from `first` on that come before a row, and of the others.
-  __device__ __forceinline__ static uint32_t before(int32_t first, int64_t row) {
-    return rules::low_bits<uint32_t>(clamped(row - first, 32));
-  }
-  __device__ __forceinline__ static uint32_t from(int32_t first, int64_t row) { return ~before(first, row); }
-
+  /// Keys are below 2^30, so that a distance beyond hides, or leaves, all rows, and sums fit 32 bits.
   __device__ __forceinline__ void find_in_band(int32_t first, int32_t row, RowBits& bits) const {
+    constexpr int64_t kFar = int64_t{1} << 30;
+    const auto lo = static_cast<int32_t>(min(max(p_.call.diagonal_lo, 1 - kFar), kFar)),
+               hi = static_cast<int32_t>(min(max(p_.call.diagonal_hi, -kFar), kFar));
 #pragma unroll
     for (int c = 0; c < kLaneKeys; ++c) {
-      const int64_t key = key_of(first, c);
-      bits[c] = before(row, key - p_.call.diagonal_lo + 1) & from(row, key - p_.call.diagonal_hi);
+      const int32_t key = key_of(first, c);
+      bits[c] = before(row, key - lo + 1) & from(row, key - hi);
     }
   }
   /// True if rows before `end` and keys of the tile that begins at `first` may be of the tail.

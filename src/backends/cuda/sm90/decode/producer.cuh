@@ -99,7 +99,7 @@ class DecodeProducer {
           unit_left = min(units_.live_blocks(p_.plan) - skipped, left);
           begin_unit(skipped);
         }
-        const auto block = blocks_.next(p_);
+        const auto block = blocks_.template next<Traits::kConsumers == 1>(p_);
         find(block.index, places);  // under the announcements
         if (is_new && announces_) announce_work(units_.part(p_, n, share, unit_left));
         announce_tile(block.index, block.masked);
@@ -129,7 +129,7 @@ class DecodeProducer {
 #pragma unroll 1
       for (int32_t left = work.tiles; left > 0; --left) {
         Places places;
-        const auto block = blocks_.next(p_);
+        const auto block = blocks_.template next<Traits::kConsumers == 1>(p_);
         find(block.index, places);
         if (left == work.tiles && announces_) announce_work(work);
         announce_tile(block.index, block.masked);

@@ -80,7 +80,7 @@ class DecodeQueryLoader {
 
   __device__ __forceinline__ void load(const Work& work) {
     const int32_t heads = work.tile.head_count, count = work.count();
-    const PackedLayout<Traits::kSpreads> layout(p_, count);
+    const PackedLayout<Traits::kSpreadRows> layout(p_, count);
     auto* const base = reinterpret_cast<unsigned char*>(shared_.q[queries_.stage()]);
     const cuda::RowPlace place(p_, work, 0);
     const auto* const from = p_.q.at<const Element>(place.batch, place.row, cuda::query_head(p_, work, 0));

@@ -23,6 +23,8 @@ struct DecodeTile {
   static constexpr int kProductsOfQk = 1, kProductsOfV = 1;
   static constexpr bool one_copy = false;
   constexpr int rows() const { return 64 * consumers; }
+  /// Packed rows that lie where a thread has one of them. Tall tiles are for many.
+  constexpr int spread_rows() const { return consumers == 1 ? 32 : 0; }
 };
 
 // clang-format off: the build reads a row from each line

@@ -25,6 +25,7 @@ struct DecodeTraits {
   static_assert(kQkDim % 64 == 0 && kVDim % 64 == 0, "rows lie in blocks of 64 columns");
   static constexpr int kRows = kTile.rows(), kKeys = cuda::kBlockKeys;
   static constexpr int kSlabRows = 64;  ///< a warpgroup's
+  static constexpr int kSpreadRows = kTile.spread_rows();
   /// A slot has a part of a tile's keys, or of its values, for the same number of keys.
   static constexpr int kSlots = kTile.slots, kParts = kTile.parts, kSlotKeys = kKeys / kParts;
   static_assert(kParts == 1 || kParts == 2);
@@ -46,8 +47,6 @@ struct DecodeTraits {
   static constexpr bool kBoxesQueries = kConsumers > 1;
   /// Lets L2 keep keys and values, which other row tiles read.
   static constexpr bool kKeepsKeys = kConsumers > 1;
-  /// Lays few packed rows where each thread has one. Tall tiles are for many.
-  static constexpr bool kSpreads = kConsumers == 1;
   static constexpr int kWorks = 4, kTiles = 4, kMasks = kTile.masks, kQueries = kTile.queries;
   static constexpr bool kOverlaps = kTile.overlaps, kTurns = kTile.turns;
   static_assert(!kTurns || kConsumers > 1);
