@@ -27,7 +27,8 @@ class Workload:
 
 def test_contenders_take_turns_and_are_compared_with_ours():
     workload, progress = Workload(ours=300, sdpa=100), bench.QuietProgress([])
-    answers, left_out = serving.first_answers(workload, serving.CONTENDERS)
+    answers, first, left_out = serving.first_answers(workload, serving.CONTENDERS)
+    assert first == {"ours": 301, "sdpa": 101}
     assert left_out == {"eager": "RuntimeError: no memory", "fa2": "RuntimeError: no memory", "fa3": "it is not there"}
     speeds = serving.speeds_of(workload, answers, 3, progress)
     assert speeds == {"ours": [302, 303, 304], "sdpa": [102, 103, 104]}
