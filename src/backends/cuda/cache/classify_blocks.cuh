@@ -26,12 +26,12 @@ struct SeenKeys {
 class LaneKeys {
  public:
   static constexpr int kCount = kBlockKeys / 32;
-  /// `hidden` has place for the intervals of all threads' keys: there are not registers enough for them.
-  __device__ __forceinline__ LaneKeys(const SequenceView& sequence, int64_t first, int64_t hk, HiddenIntervals* hidden)
+  /// `hidden` has place for the intervals of all threads' keys: there are not registers enough for them later on. The
+  /// sequence has keys.
+  __device__ __forceinline__ LaneKeys(const CachedView& call, const SequenceView& sequence, int64_t first, int64_t hk,
+                                      HiddenIntervals* hidden)
       : s_(sequence), first_(static_cast<int32_t>(first + threadIdx.x % 32)), hidden_(hidden + threadIdx.x) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i)
-      if (key(i) < s_.keys()) hidden_[i * blockDim.x] = s_.hidden(key(i), s_.place(key(i)), hk);
+    load(call, hk);
   }
 
   /// How much of the keys the sequence's rows [begin, end) see under a key head, begin at least 0: exact but in the
@@ -47,6 +47,25 @@ class LaneKeys {
   }
 
  private:
+  /// Loads the keys' intervals, none without vectors, all under way at once; of keys past the last the last one's.
+  __device__ __forceinline__ void load(const CachedView& call, int64_t hk) {
+    int64_t page[kCount] = {};
+    int32_t entry[kCount] = {};
+    const auto there = [this](int i) { return min(key(i), s_.keys() - 1); };
+    if (call.bounds.defined() && call.keys_in_pages && call.has_tables()) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        page[i] = quotient(there(i), call.page_size);
+        entry[i] = s_.table_entry(page[i]);
+      }
+    }
+    HiddenIntervals found[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) found[i] = s_.hidden(there(i), s_.place(there(i), page[i], entry[i]), hk);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) hidden_[i * blockDim.x] = found[i];
+  }
+
   /// Likewise but for the block mask.
   __device__ __forceinline__ SeenKeys seen_in_band(const CachedView& call, int64_t begin, int64_t end) const {
     SeenKeys seen;
@@ -129,7 +148,7 @@ __device__ inline void classify_blocks(const WorkPlan& plan, const CachedView& c
   if (first_tile >= tiles) return;
   int turn = 0;
   for (int32_t head = 0; head < plan.mask_heads; ++head) {
-    const LaneKeys keys(sequence, (first_block + warp) * kBlockKeys, head,
+    const LaneKeys keys(call, sequence, (first_block + warp) * kBlockKeys, head,
                         reinterpret_cast<HiddenIntervals*>(dynamic_shared_memory()));
     for (int64_t t = first_tile; t < tiles && first_slot + t < plan.tile_slots; turn ^= 1) {
       RowTile tile;
