@@ -232,8 +232,8 @@ class Forest:
         return self.plan(q.shape[-2], heads_kv, q.shape[-1], head_dim_v, is_float8)
 
     def _most_sequences(self, heads_q: int, heads_kv: int) -> int:
-        """The max_batch of a plan, beyond the one sequence: with it GPUs take short tiles for short requests, of which
-        a tall one would have more than see its keys. Not with batch_invariant, where a tall tile folds its splits."""
+        """The max_batch of a plan, beyond the one sequence: with it GPUs take short tiles for short requests. Of a tall
+        tile's rows few see a block of keys. Not with batch_invariant, where a tall tile folds its splits."""
         packed = self.rows * (heads_q // max(heads_kv, 1))
         if self._invariance or packed > _SHORT_TILE * self._table.shape[0]:
             return 1

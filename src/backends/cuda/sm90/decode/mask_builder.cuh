@@ -145,11 +145,11 @@ class DecodeMaskBuilder {
     if (!p_.call.bounds.defined() || last < 0) return;
     constexpr int kAtOnce = Traits::kConsumers == 1 ? kLaneKeys : kLaneKeys / 2;  // registers are few
 #pragma unroll
-    for (int from = 0; from < kLaneKeys; from += kAtOnce) {
+    for (int c = 0; c < kLaneKeys; c += kAtOnce) {
       HiddenIntervals hidden[kAtOnce];
-      load_vectors(sequence, head, [&](int n) { return min(key_of(first, from + n), last); }, hidden);
+      load_vectors(sequence, head, [&](int n) { return min(key_of(first, c + n), last); }, hidden);
 #pragma unroll
-      for (int n = 0; n < kAtOnce; ++n) bits[from + n] &= rows_left(row, hidden[n]);
+      for (int n = 0; n < kAtOnce; ++n) bits[c + n] &= rows_left(row, hidden[n]);
     }
   }
   template <int kCount, typename Key>
