@@ -21,6 +21,7 @@ RUNS = {
     "large": "run_large",
     "stress": "run_stress",
     "sanitize": "run_sanitizers",
+    "caches": "run_caches",
     "overhead": "run_overhead",
     "jax_speed": "run_jax_speed",
 }
@@ -78,7 +79,7 @@ def test_lanes_run_beside_each_other_and_the_host_s_time_is_taken_alone(monkeypa
         monkeypatch.setattr(run_tests, RUNS[name], first_lane_step(name))
     monkeypatch.setattr(run_tests, "run_cases", first_cases)
     run(session, only=run_tests.STEPS)
-    assert events[-3:] == ["large", "overhead", "jax_speed"] and "torch ended" in events
+    assert events[-4:] == ["large", "caches", "overhead", "jax_speed"] and "torch ended" in events
     for lane in (["stress", "sanitize"], ["forward", "backward", "refused", "programs"], ["verify", "pytest"]):
         assert [name for name in events if name in lane] == lane
 
@@ -89,6 +90,18 @@ def test_programs_that_no_cpu_runs_are_first(tmp_path):
         (tmp_path / "tests" / name).touch(mode=0o755)
     names = [path.name for path in run_tests.programs(tmp_path)]
     assert names == ["gpu_allocations", "gpu_plan", "attention_contract", "plan_rules"]
+
+
+def test_random_calls_over_caches_are_shared_among_processes_and_none_is_drawn_twice(session, tmp_path):
+    program = tmp_path / "flashmask"
+    program.write_text('#!/bin/sh\necho "$@"\necho "${9} passed, 0 failed, 1 skipped"\n')
+    program.chmod(0o755)
+    run_tests.run_caches(session, tmp_path, 10)
+    parts = session.figures["parts"]
+    assert session.receipt["tests"] == {"passed": 12, "failed": 0} and len(parts) == run_tests.CACHE_PROCESSES
+    assert len({part["command"] for part in parts}) == len(parts)
+    run_tests.run_caches(session, tmp_path / "empty", 10)
+    assert session.figures["left_out"] == ["caches: there is no flashmask command"]
 
 
 def test_every_file_of_the_package_s_tests_is_in_one_share(monkeypatch, session, tmp_path):

@@ -2,8 +2,8 @@
 """Implements `scripts/gpu-check tests`: test programs, the cases of the forward and backward kernels, calls that are
 refused, `flashmask verify`, pytest tests/gpu, the PyTorch and the JAX package on the GPU, the cases and tests/gpu again
 on a library with delays, and the cases and the refused calls under compute-sanitizer, if a probe shows that it works on
-this machine. `--only overhead` measures the cost on the host of a call of the PyTorch package, and `--only jax_speed`
-the JAX package beside jax.nn.
+this machine. `--only caches` checks many random calls over KV caches. `--only overhead` measures the cost on the host
+of a call of the PyTorch package, and `--only jax_speed` the JAX package beside jax.nn.
 
 Steps whose files are not built or not found are left out and named. The run ends within --seconds. Prints a short
 summary last and leaves a receipt with the tests passed and failed.
@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import sys
+import time
 import xml.etree.ElementTree as ElementTree
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -45,7 +46,8 @@ LANES = (
     ("verify", "pytest"),
 )
 AFTER = ("large",)  # the tests that take or measure most of a GPU's memory, after the lanes
-ALONE = ("overhead", "jax_speed")  # measure time, when they are asked for by --only, after everything else
+# When they are asked for by --only, after everything else: the last two measure time.
+ALONE = ("caches", "overhead", "jax_speed")
 STEPS = (*(step for lane in LANES for step in lane), *AFTER, *ALONE)
 NOT_LARGE = ("-m", "not large")
 # Processes that share the files of tests/torch, and the tests of tests/jax and tests/gpu.
@@ -60,6 +62,9 @@ LONG_TORCH_FILES = {
     "test_builder_arguments.py": 50,
 }
 TORCH_SECONDS = 20
+# Random calls over KV caches, of which a few are skipped, in processes of some threads: one that has many waits for
+# allocations.
+CACHE_CASES, CACHE_PROCESSES, CACHE_JOBS = 21600, 4, 3
 CASES = {direction: f"gpu_{direction}_cases" for direction in ("forward", "backward")}
 REFUSED = "gpu_refused_calls"
 # Tool: options of the cases. Memory that the program fills is no longer uninitialised.
@@ -135,9 +140,13 @@ def report_covered(session, result, passed, failed, **more):
         print(f"   {line}", flush=True)
 
 
+def find_command(carry):
+    return next((p for p in (carry / "flashmask", carry / "bin" / "flashmask") if p.exists()), None)
+
+
 def run_verify(session, carry, cases, no_limit):
     """The covering list; where that takes too long, random cases instead. `cases`: random ones in any case."""
-    program = next((p for p in (carry / "flashmask", carry / "bin" / "flashmask") if p.exists()), None)
+    program = find_command(carry)
     if not program:
         return session.leave_out("verify", "there is no flashmask command")
     command = [program, "verify", "--backend", "cuda"]
@@ -150,6 +159,22 @@ def run_verify(session, carry, cases, no_limit):
     if cases or late:
         if result := session.run("verify --cases", [*command, "--cases", str(cases or 100)], 30 if late else 90):
             session.add(result, *word_counts(result))
+
+
+def run_caches(session, carry, cases):
+    """New random calls over KV caches, `cases` or CACHE_CASES of them."""
+    program = find_command(carry)
+    if not program:
+        return session.leave_out("caches", "there is no flashmask command")
+    command = [program, "verify", "--backend", "cuda", "--caches", "only", "--jobs", str(CACHE_JOBS)]
+    count, seed = -(-(cases or CACHE_CASES) // CACHE_PROCESSES), int(time.time())
+
+    def run_process(n):
+        words = [*command, "--cases", str(count), "--seed", str(seed + n)]
+        if result := session.run(f"caches {n}", words, 540):
+            session.add(result, *word_counts(result))
+
+    at_once(lambda n=n: run_process(n) for n in range(1, CACHE_PROCESSES + 1))
 
 
 def run_pytest(session, name, words, seconds, environment=None, files=("tests/gpu",)):
@@ -437,6 +462,7 @@ def run_steps(session, arguments, carry):
         "large": lambda: run_large(session),
         "stress": lambda: run_stress(session, carry, arguments.stress_library, arguments.stress_links),
         "sanitize": lambda: run_sanitizers(session, carry, arguments.sanitize_seconds),
+        "caches": lambda: run_caches(session, carry, arguments.cases),
         "overhead": lambda: run_overhead(session, carry),
         "jax_speed": lambda: run_jax_speed(session, carry),
     }
