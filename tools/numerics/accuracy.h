@@ -19,12 +19,14 @@ namespace flashmask::numerics {
 
 inline constexpr double kPlainFactor = 2, kPlainFloor = 1e-5;
 inline constexpr double kFloat32Relative = 1e-5, kFloat32Cancelled = 2e-6;
+inline constexpr double kSmallestNormal = 0x1p-126;  ///< float32's
 
 /// Limit of an error in a 16-bit type, given the plain implementation's largest error.
 constexpr double plain_limit(double plain_error) { return kPlainFactor * plain_error + kPlainFloor; }
 
-/// Limit of an error in float32, given the oracle's largest absolute value.
-constexpr double float32_limit(double largest) { return kFloat32Relative * largest; }
+/// Limit of an error in float32, given the oracle's largest absolute value. Weights below the smallest normal number
+/// may vanish.
+constexpr double float32_limit(double largest) { return std::max(kFloat32Relative * largest, kSmallestNormal); }
 
 /// Limit for a difference of sums whose largest absolute value is `largest_sum`.
 constexpr double float32_limit(double largest, double largest_sum) {
