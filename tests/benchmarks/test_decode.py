@@ -448,7 +448,10 @@ def test_the_words_of_its_command():
 
 def test_forests_are_measured_beside_the_plain_call_and_levels(steps, capsys):
     kernels = types.SimpleNamespace(hashes_of=lambda ids: dict.fromkeys(ids, "0"), arch="sm90")
-    arguments, receipt = types.SimpleNamespace(rounds=3, budget=1000, peers=forests.PEERS, kernels=kernels), {}
+    arguments, receipt = (
+        types.SimpleNamespace(rounds=3, budget=1000, peers=forests.PEERS, kernels=kernels, what="forests"),
+        {},
+    )
     receipt |= {"figures": {}, "date": "2026-01-02", "device": "H200"}
     forests.run(arguments, receipt, lambda: None, None)
     figures = json.loads(json.dumps(receipt["figures"]["forests"]))
@@ -492,7 +495,7 @@ def prefill_steps(steps, monkeypatch):
 
 def test_prefill_is_measured_beside_peers_and_contiguous_tensors_that_agree(prefill_steps, capsys):
     kernels = types.SimpleNamespace(hashes_of=lambda ids: dict.fromkeys(ids, "0"), arch="sm90")
-    arguments = types.SimpleNamespace(rounds=3, budget=1000, peers=prefill.PEERS, kernels=kernels)
+    arguments = types.SimpleNamespace(rounds=3, budget=1000, peers=prefill.PEERS, kernels=kernels, what="prefill")
     receipt = {"figures": {}, "date": "today", "device": "a card", "torch": "2"}
     prefill.run(arguments, receipt, lambda: None, None)
     figures = json.loads(json.dumps(receipt["figures"]["prefill"]))

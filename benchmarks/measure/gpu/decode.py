@@ -33,6 +33,11 @@ def check_arguments(arguments):
         arguments.what = "decode-cells"
 
 
+def check_is_hopper(arguments):
+    if arguments.kernels.arch != receipts.HOPPER:
+        sys.exit(f"{arguments.what} measures kernels of {receipts.HOPPER}, and {arguments.kernels.arch} is in use")
+
+
 def steps_of(session, steps, cells):
     """[(where its figures belong, what it is called, the step)], the most wanted first. `steps`: their module."""
 
@@ -110,6 +115,39 @@ def summary(figures):
         f"{len(checks) - len(missed)} of {len(checks)} bars held{left}; missed:",
         *(cell_bars.check_lines(missed) or ["none"]),
     ]
+
+
+def list_summary(figures, lists, checks):
+    """Likewise of a run whose rows are in `lists`, with every step that was not measured."""
+    rows = [row for name in lists for row in figures[name]]
+    reasons = dict.fromkeys(f"{name}: {why}" for row in rows for name, why in row["left_out"].items())
+    missed = [c for c in checks if not c["passed"]]
+    return [
+        *(f"----  {reason}" for reason in reasons),
+        *(f"FAIL  {name}: {why}" for name, why in figures["failed"].items()),
+        *(f"----  not measured: {name}" for name in figures["not_measured"]),
+        f"{len(checks) - len(missed)} of {len(checks)} bars held; missed:",
+        *(cell_bars.check_lines(missed) or ["none"]),
+    ]
+
+
+def run_lists(arguments, receipt, save, lists, steps_of, bars_of):
+    """Measures what steps_of(session) has into `lists` of the receipt's figures, and judges it by bars_of(figures)."""
+    from benchmarks.measure.gpu import decode_steps
+
+    session = decode_steps.Session(arguments)
+    figures = {name: [] for name in (*lists, "not_measured")} | {"failed": {}, "versions": {}}
+    receipt["figures"][arguments.what] = figures
+
+    def save_so_far():
+        figures["versions"] = session.versions()
+        receipt["kernel_hashes"] = arguments.kernels.hashes_of({*PLAN_KERNELS, *session.kernels})
+        save()
+
+    measure(steps_of(session), figures, arguments.budget, save_so_far)
+    checks = bars_of(figures)
+    print("\n".join(list_summary(figures, lists, checks)))
+    return passes(receipt, checks, figures["failed"])
 
 
 def passes(receipt, checks, failed):

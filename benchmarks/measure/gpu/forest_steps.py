@@ -16,7 +16,7 @@ def shared_prefix(session, shape, keys):
         table[1:, : keys // cell.page] = table[0, : keys // cell.page]
     forests = [Forest.from_page_table(table, cell.lengths, cell.page) for table in cell.tables]
     calls = {"ours": cell.ours(), "forest": forest_call(session, cell, forests)}
-    session.kernels.add(cell.kernel())
+    session.kernels.add(cell.kernel())  # a forest's, too, whose requests have as many rows
     if keys and "flashinfer" in session.arguments.peers:
         try:
             calls["cascade"] = flashinfer_caches.Cascade(cell, keys)

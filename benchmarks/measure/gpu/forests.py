@@ -4,9 +4,7 @@ FlashInfer's levels, on a Hopper GPU; and the time of a forest's update. Calls t
 """
 
 import functools
-import sys
 
-from benchmarks import cell_bars, receipts
 from benchmarks.measure.gpu import decode, decode_shapes, forest_bars
 
 PEERS = ("flashinfer",)
@@ -19,8 +17,7 @@ def add_arguments(parser):
 
 
 def check_arguments(arguments):
-    if arguments.kernels.arch != receipts.HOPPER:
-        sys.exit(f"forests measures kernels of {receipts.HOPPER}, and {arguments.kernels.arch} is in use")
+    decode.check_is_hopper(arguments)
 
 
 def steps_of(session, steps):
@@ -35,32 +32,8 @@ def steps_of(session, steps):
     ]
 
 
-def summary(figures):
-    """The last lines of a run: what was left out, and the bars that were missed."""
-    reasons = dict.fromkeys(f"{name}: {why}" for row in figures["cells"] for name, why in row["left_out"].items())
-    checks = forest_bars.of_all(figures)
-    missed = [c for c in checks if not c["passed"]]
-    return [
-        *(f"----  {reason}" for reason in reasons),
-        *(f"FAIL  {name}: {why}" for name, why in figures["failed"].items()),
-        *(f"----  not measured: {name}" for name in figures["not_measured"]),
-        f"{len(checks) - len(missed)} of {len(checks)} bars held; missed:",
-        *(cell_bars.check_lines(missed) or ["none"]),
-    ]
-
-
 def run(arguments, receipt, save, progress_type):
-    from benchmarks.measure.gpu import decode_steps, forest_steps
+    from benchmarks.measure.gpu import forest_steps
 
-    session = decode_steps.Session(arguments)
-    figures = {"cells": [], "not_measured": [], "failed": {}, "versions": {}}
-    receipt["figures"]["forests"] = figures
-
-    def save_so_far():
-        figures["versions"] = session.versions()
-        receipt["kernel_hashes"] = arguments.kernels.hashes_of({*decode.PLAN_KERNELS, *session.kernels})
-        save()
-
-    decode.measure(steps_of(session, forest_steps), figures, arguments.budget, save_so_far)
-    print("\n".join(summary(figures)))
-    return decode.passes(receipt, forest_bars.of_all(figures), figures["failed"])
+    steps = functools.partial(steps_of, steps=forest_steps)
+    return decode.run_lists(arguments, receipt, save, ("cells",), steps, forest_bars.of_all)

@@ -227,13 +227,13 @@ class Forest:
         return KvCache(cache.k, cache.v, self._pages, self._keys, cache.k_scale, cache.v_scale)
 
     def _plan_of(self, q: torch.Tensor, cache: KvCache) -> CachePlan:
-        """A plan for one call."""
+        """A plan for a call with these tensors."""
         heads_kv, head_dim_v, is_float8 = cache.k.shape[2], cache.v.shape[3], cache.k.element_size() == 1
         return self.plan(q.shape[-2], heads_kv, q.shape[-1], head_dim_v, is_float8)
 
     def _most_sequences(self, heads_q: int, heads_kv: int) -> int:
-        """The max_batch of a plan, beyond the one sequence: with it GPUs take short tiles for short requests. Of a tall
-        tile's rows few see a block of keys. Not with batch_invariant, where a tall tile folds its splits."""
+        """The max_batch of a plan, though calls have one sequence: GPUs choose tiles by the average rows of requests,
+        and few rows of a tall tile see a block of keys. With batch_invariant 1: only tall tiles fold in place."""
         packed = self.rows * (heads_q // max(heads_kv, 1))
         if self._invariance or packed > _SHORT_TILE * self._table.shape[0]:
             return 1

@@ -56,8 +56,8 @@ const DecodeTile* tile_of(const CachedCapacities& c) {
 CachedCapacities room_of(const CachedProblem& p) { return p.plan ? p.plan->capacities : cuda::capacities_of(p); }
 const DecodeTile* tile_of(const CachedProblem& p) { return tile_of(room_of(p)); }
 
-/// Packed rows of a tile. Where requests have few, it has only as many as the kernel spreads: twice as many take twice
-/// as long, whether they see its keys or not.
+/// Packed rows of a tile. Where requests have few, it has only as many as the kernel spreads: more take longer, whether
+/// they see its keys or not.
 int32_t packed_rows(const CachedCapacities& c, const DecodeTile& tile) {
   const int32_t few = tile.spread_rows();
   return few == 0 || has_more_rows(c, few) ? tile.rows() : few;
