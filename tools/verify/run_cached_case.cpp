@@ -232,7 +232,7 @@ class CachedRun {
     CachedForwardArgs args = tensors.args();
     args.lse = {};
     CachedPlan plan{.capacities = capacities(), .buffer = {}, .device = {}};
-    if (!c_.batch_invariant) keep_kernel(tensors, plan.capacities);
+    if (!c_.batch_invariant) keep_tiles(tensors, plan.capacities);
     tensors.poison_outputs();
     if (on_device_) {
       run_planned_on_device(args, options, plan);
@@ -259,10 +259,11 @@ class CachedRun {
     if (!buffer.guards_intact()) fail("plan: something was written outside of its buffer");
     copies.copy_back(args.out);
   }
-  /// Takes the room for more rows away where a plan with it has another kernel, and bits of its own.
-  void keep_kernel(const CachedTensors& tensors, CachedCapacities& roomy) const {
+  /// Takes the room for more rows away where a plan with it has other tiles, and bits of its own.
+  void keep_tiles(const CachedTensors& tensors, CachedCapacities& roomy) const {
     const CachedPlan plan{.capacities = roomy, .buffer = {}, .device = on_device_ ? numerics::kDevice : Device{}};
-    if (explanation_of(tensors, &plan).kernel != explanation_of(tensors).kernel) roomy.max_rows = rows_of(tensors);
+    const CachedExplanation with = explanation_of(tensors, &plan), without = explanation_of(tensors);
+    if (with.kernel != without.kernel || with.splits != without.splits) roomy.max_rows = rows_of(tensors);
   }
   /// Rows of q, those of no request counted.
   int64_t rows_of(const CachedTensors& tensors) const {

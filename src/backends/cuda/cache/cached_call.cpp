@@ -166,15 +166,16 @@ void build_plan(const CachedProblem& p, const CachedPlan& plan, const WorkPlanLa
 }
 
 std::string shares_text(const CachedProblem& p, const WorkPlaces& places) {
+  const std::string tiles = message("tiles of up to ", places.packed_rows, " packed rows; ");
   if (p.batch_invariant && places.packed_rows > kPackedRows)
-    return message("at multiples of ", p.split_size, " keys, row tiles dealt whole to ", places.shares,
+    return message(tiles, "at multiples of ", p.split_size, " keys, row tiles dealt whole to ", places.shares,
                    " CTAs, each split folded into those before");
   if (p.batch_invariant)
-    return message("at multiples of ", p.split_size, " keys, whole splits in ", places.shares,
+    return message(tiles, "at multiples of ", p.split_size, " keys, whole splits in ", places.shares,
                    " shares of live blocks, folded in ascending order by the last to arrive");
   const char* const dealt =
       places.packed_rows > kPackedRows ? "row tiles dealt whole to CTAs or, where that is uneven, " : "";
-  return message(dealt, "live blocks of 128 keys in ", places.shares,
+  return message(tiles, dealt, "live blocks of 128 keys in ", places.shares,
                  " equal shares, merged in ascending order by the last to arrive");
 }
 
