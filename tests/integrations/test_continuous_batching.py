@@ -8,7 +8,7 @@ from flashmask.integrations import _mask_functions, _paged_cache
 from small_models import WINDOW
 from test_models import model_of, tokens
 from transformers import CompileConfig, ContinuousBatchingConfig, GenerationConfig
-from transformers.generation.continuous_batching import PagedAttentionCache
+from transformers.generation.continuous_batching import PagedAttentionCache, initialization
 from transformers.generation.continuous_batching.cache_allocators import SlidingAttentionCacheAllocator
 
 PAGE = 8
@@ -100,13 +100,55 @@ def test_cache_stays_in_place(attention, monkeypatch):
     assert rows == copies + [2] * layers * (STEPS - 1)
 
 
+@pytest.mark.parametrize("most_blocks", [32, 4])
+def test_steps_of_single_rows(attention, monkeypatch, most_blocks):
+    """Steps in which every request has one row take its pages from a table, unless it has more than that holds."""
+    by_table, attend = [], _paged_cache.flashmask_with_kvcache
+
+    def noted(q, keys, mask, plan, cu_seqlens, **options):
+        by_table.append(plan is not None)
+        assert plan is None or keys.page_table.shape == (cu_seqlens.shape[0] - 1, most_blocks)
+        return attend(q, keys, mask, plan, cu_seqlens, **options)
+
+    monkeypatch.setattr(_paged_cache, "flashmask_with_kvcache", noted)
+    model, prompts = model_of("llama"), prompts_of(LENGTHS)
+    assert together(model, prompts, attention, max_blocks_per_request=most_blocks) == [
+        [x] for x in one_by_one(model, prompts)
+    ]
+    layers, longest = model.config.num_hidden_layers, max(LENGTHS) + STEPS
+    assert sum(by_table) >= layers * (STEPS - 2) if longest <= PAGE * most_blocks else sum(by_table) < layers * STEPS
+
+
+def test_settings(attention, monkeypatch):
+    """What transformers decides by the name of an attention, it decides for ours as for one without masks."""
+    monkeypatch.setattr(initialization, "get_accelerator_graph_name", lambda: "cuda")
+    resolve, settings = initialization.resolve_continuous_batching_config, ContinuousBatchingConfig()
+    for name, takes_tables in (("llama", True), ("mistral", False)):
+        model = model_of(name)
+        for paged in (_paged_cache._paged_names[attention], "sdpa"):
+            model.set_attn_implementation(paged)
+            got = resolve(model.config, settings, None, False, torch.device("cpu"))
+            ours = paged != "sdpa"
+            assert got.use_cuda_graph == (ours, ours) and got.use_async_batching is ours, paged
+            assert (got.max_blocks_per_request > 0) is (ours and takes_tables), (name, paged)
+
+
+def test_tables_of_padded_steps(attention):
+    """Compiled, as captured, steps of single rows have rows and requests that there are none of."""
+    model, prompts = model_of("llama"), prompts_of(LENGTHS[:5])
+    config = CompileConfig(backend="aot_eager", mode=None, fullgraph=False)
+    config._compile_all_devices = True
+    got = together(model, prompts, attention, decode_compile_config=config)
+    torch._dynamo.reset()
+    assert got == [[x] for x in one_by_one(model, prompts)]
+
+
 @pytest.mark.parametrize(
     "given, message",
     [
         ({"attention_mask": torch.ones(1, 1, 2, 2)}, "a mask is not implemented over the paged cache"),
         ({"dropout": 0.1}, "dropout is not implemented"),
         ({"is_causal": False}, "is_causal=False is not implemented"),
-        ({"block_table": torch.zeros(1)}, "block_table is not implemented"),
         ({"position_bias": torch.zeros(1)}, "position_bias is not implemented"),
         ({"output_attentions": True}, "output_attentions=True is not implemented"),
         ({"cache": "none"}, "cache is a str; it must be a PagedAttentionCache"),

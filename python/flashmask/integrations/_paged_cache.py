@@ -11,7 +11,7 @@ import torch
 from transformers import AttentionInterface
 
 from .._core.errors import UnsupportedError
-from ..torch.cached_attention import append_kv, flashmask_with_kvcache
+from ..torch.cached_attention import CachePlan, append_kv, flashmask_with_kvcache
 from ..torch.kv_cache import KvCache, SequenceMask
 from . import _model_arguments
 
@@ -26,6 +26,7 @@ def register(name: str) -> None:
     _paged_names[name] = f"{name}_paged"
     AttentionInterface.register(_paged_names[name], attention)
     _join_continuous_batching()
+    _join_settings()
     _join_server()
 
 
@@ -48,6 +49,34 @@ def _join_continuous_batching():
             switch(manager, model, *arguments, **by_name)
 
     ContinuousBatchingManager.switch_to_cb_friendly_attn = switch_to_paged
+
+
+@functools.cache  # once
+def _join_settings():
+    """By their names transformers knows which attention has no masks, and so is given graphs, and tables of pages: they
+    spare a step of single rows the index of every token."""
+    try:
+        from transformers.generation.continuous_batching import cache, initialization
+    except ImportError:  # of versions without it
+        return
+    has_no_masks = initialization.is_flash_attention_requested
+    check_tables = initialization.ensure_decode_fast_path_is_available
+
+    def is_ours(config):
+        return getattr(config, "_attn_implementation", None) in _paged_names.values()
+
+    @functools.wraps(has_no_masks)
+    def others_have_none(config=None, *arguments, **by_name):
+        return is_ours(config) or has_no_masks(config, *arguments, **by_name)
+
+    @functools.wraps(check_tables)
+    def check_tables_of_others(config, *arguments, **by_name):
+        kinds = map(initialization.ATTN_TYPE_TO_ALLOCATOR.get, initialization.group_layers_by_attn_type(config))
+        if not is_ours(config) or not all(kind.supports_block_table for kind in kinds):
+            check_tables(config, *arguments, **by_name)
+
+    initialization.is_flash_attention_requested = cache.is_flash_attention_requested = others_have_none
+    initialization.ensure_decode_fast_path_is_available = check_tables_of_others
 
 
 @functools.cache  # once
@@ -82,6 +111,7 @@ class _Served(NamedTuple):
 
     layers: dict[int, KvCache]
     steps: dict[int, _Step]  # by the kind's index
+    plans: dict[tuple[int, ...], CachePlan]  # captured steps hold theirs
 
 
 _served: WeakKeyDictionary[Any, _Served] = WeakKeyDictionary()
@@ -108,7 +138,7 @@ def attention(
     """Writes a step's keys and values into transformers' PagedAttentionCache and attends over it where it lies.
 
     query, key, value: [1, heads, rows, head_dim], the rows of all requests, one request after the other.
-    step: see _step_keys.
+    step: see _step_keys and _table_keys.
 
     Returns (out [1, rows, heads, head_dim_v], None); rows of no request, which pad a captured step, get zeros. Raises
     UnsupportedError for another cache and for arguments that would change the result and are not implemented.
@@ -118,7 +148,6 @@ def attention(
     asked = {
         "a mask": attention_mask is not None or step.get("mask") is not None,
         "dropout": bool(dropout),
-        "block_table": step.get("block_table") is not None,
         "is_causal=False": not causal,
     }
     for name in (name for name, given in asked.items() if given):
@@ -130,15 +159,15 @@ def attention(
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     allocator = cache.layer_to_allocator[module.layer_idx]
     window = sliding_window if sliding_window else getattr(allocator, "sliding_window", 0)  # 0: none
-    keys = _step_keys(cache, allocator, module.layer_idx, k, v, step)
+    mask, plan = SequenceMask(window_size=(window - 1, 0)), None
+    if step.get("block_table") is None:
+        keys = _step_keys(cache, allocator, module.layer_idx, k, v, step)
+    else:
+        keys = _table_keys(cache, allocator, module.layer_idx, k, v, cu_seq_lens_q, step)
+        plan = _step_plan(cache, allocator, module.layer_idx, q, keys, mask, cu_seq_lens_q)
     out = q.new_zeros(*q.shape[:2], v.shape[-1])
     flashmask_with_kvcache(
-        q,
-        keys,
-        SequenceMask(window_size=(window - 1, 0)),
-        cu_seqlens_q=cu_seq_lens_q,
-        out=out,
-        **_model_arguments.score_options(scaling, softcap, s_aux),
+        q, keys, mask, plan, cu_seq_lens_q, out=out, **_model_arguments.score_options(scaling, softcap, s_aux)
     )
     return out[None], None
 
@@ -158,28 +187,62 @@ def _step_keys(cache, allocator, layer, k, v, step):
         k, v = allocator.update(k, v, layer, reads, writes)
         every = torch.arange(len(k), dtype=torch.int32, device=k.device)
         return KvCache(k[:, None], v[:, None], (ends, every))
-    layers, steps = _served.setdefault(cache, _Served({}, {}))
+    most_keys = step["max_length_k"][allocator.layer_type]
+    keys = _placed(cache, allocator, layer, lambda: _step_table(allocator, reads, writes, ends, most_keys))
+    append_kv(k, v, keys, slots=writes)
+    return keys
+
+
+def _table_keys(cache, allocator, layer, k, v, cu_seqlens, step):
+    """Likewise for a step of single rows, whose requests' pages stand in step's block_table."""
+    ends, table = step["cu_seq_lens_k"][allocator.layer_type], step["block_table"][allocator.index]
+    keys = _placed(cache, allocator, layer, lambda: _Step(table, ends.diff()))
+    append_kv(k, v, keys, cu_seqlens=cu_seqlens)
+    return keys
+
+
+def _placed(cache, allocator, layer, make_step):
+    """A layer's keys with the places of a step, which the first layer of a kind makes."""
+    layers, steps, _ = _served_by(cache)
     if layer not in layers:
         layers[layer] = _layer_keys(allocator, layer)
     if layer == allocator.layer_indices[0] or allocator.index not in steps:
-        steps[allocator.index] = _step_table(allocator, reads, writes, ends, step["max_length_k"][allocator.layer_type])
+        steps[allocator.index] = make_step()
     keys = layers[layer]
     keys.page_table, keys.seqlens = steps[allocator.index]
-    append_kv(k, v, keys, slots=writes)
     return keys
+
+
+def _step_plan(cache, allocator, layer, q, keys, mask, cu_seqlens):
+    """The plan of a step of single rows, updated by the first layer of a kind; few serve all numbers of requests."""
+    plans = _served_by(cache).plans
+    batch, (_, page_size, heads_kv, _) = 1 << (keys.batch - 1).bit_length(), keys.k.shape
+    sizes = (batch, batch, keys.page_table.shape[1] * page_size, q.shape[1], heads_kv, q.shape[2])
+    key = (allocator.index, *sizes)
+    is_new = key not in plans
+    if is_new:
+        plans[key] = CachePlan(*sizes, head_dim_v=keys.v.shape[-1], device=q.device)
+    if is_new or layer == allocator.layer_indices[0]:
+        plans[key].update(mask, keys, cu_seqlens)
+    return plans[key]
+
+
+def _served_by(cache):
+    return _served.setdefault(cache, _Served({}, {}, {}))
 
 
 def _layer_keys(allocator, layer):
     """A layer's keys and values: in the allocator's pages, or as a ring in pages of one token.
 
     Pages of all layers take turns in one tensor: a layer's keys, then its values. As transformers counts tokens, the
-    n-th of a layer is the n-th behind its first page.
+    n-th of a layer is the n-th behind its first page. All layers have as many as the last one, as they share a plan.
     """
-    page_size = 1 if hasattr(allocator, "sliding_window") else allocator.tokens_per_page
-    tokens = allocator.cache_tensor.flatten(0, 1)
-    first = 2 * allocator.layer_indices.index(layer) * allocator.tokens_per_page
-    k, v = (tokens[begin:].unflatten(0, (-1, page_size)) for begin in (first, first + allocator.tokens_per_page))
-    return KvCache(k[: len(v)], v)
+    step, layers = allocator.tokens_per_page, allocator.layer_indices
+    page_size = 1 if hasattr(allocator, "sliding_window") else step
+    tokens, first = allocator.cache_tensor.flatten(0, 1), 2 * layers.index(layer) * step
+    there = len(tokens) - (2 * len(layers) - 1) * step
+    k, v = (tokens[begin : begin + there].unflatten(0, (-1, page_size)) for begin in (first, first + step))
+    return KvCache(k, v)
 
 
 def _step_table(allocator, reads, writes, ends, most_keys):
