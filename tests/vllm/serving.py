@@ -42,15 +42,17 @@ def stored(x, scale):
 class Serving:
     """A group of layers of one kind of cache.
 
-    options: of each layer's Attention. spans: of requests, by number; clears_spans: as Gemma 4's model does.
+    options: of each layer's Attention. spans: of requests, by number; clears_spans: as Gemma 4's model does. plugin:
+    options of the plug-in.
     """
 
-    def __init__(self, options, layout, dtype=DTYPE, cache_dtype="auto", spans=None, clears_spans=False):
+    def __init__(self, options, layout, dtype=DTYPE, cache_dtype="auto", spans=None, clears_spans=False, plugin=None):
         self.dtype, self.options, self.clears_spans = dtype, options, clears_spans
         self.config = VllmConfig(
             device_config=DeviceConfig(DEVICE.type),
             cache_config=CacheConfig(block_size=BLOCK, cache_dtype=cache_dtype),
             scheduler_config=SchedulerConfig.default_factory(max_num_seqs=8, max_num_batched_tokens=MAX_LEN),
+            additional_config={"flashmask": plugin or {}},
         )
         self.names = [f"layers.{n}.attn" for n in range(len(options))]
         self.held = {}
@@ -97,6 +99,18 @@ class Serving:
         for layer, view in zip(self.layers, create_kv_cache_views(raw, spec, BLOCKS, layout, placement)):
             layer.kv_cache = view
         return spec
+
+    def begin_alike(self):
+        """Has all requests begin with the whole blocks of the first, as vLLM's prefix cache does. Slots hold zeros
+        until they are written, as vLLM's do."""
+        for layer in self.layers:
+            layer.kv_cache.nan_to_num_(0)
+        first, *others = self.requests
+        blocks = first.tokens // BLOCK
+        for request in others:
+            request.tokens = blocks * BLOCK
+            request.blocks[:blocks] = first.blocks[:blocks]
+            request.k, request.v = ([x[: request.tokens] for x in of_layers] for of_layers in (first.k, first.v))
 
     def step(self, rows, padding=0, attend=None):
         """Runs a step of so many new tokens of each request and returns (out, wanted) of each layer.

@@ -6,7 +6,7 @@ import types
 import pytest
 import torch
 from flashmask import CachePlan, UnsupportedError
-from serving import DEVICE, DIM, DTYPE, HEADS, Serving
+from serving import BLOCK, DEVICE, DIM, DTYPE, HEADS, Serving
 from vllm.platforms.interface import DeviceCapability
 from vllm.plugins import load_general_plugins
 from vllm.v1.attention.backend import AttentionCGSupport
@@ -186,6 +186,26 @@ def test_one_plan_a_step(monkeypatch):
         serving.step(rows)
     prefill, decode, again, mixed = updated
     assert prefill is mixed and decode is again and prefill is not decode
+
+
+@pytest.mark.parametrize("padding", [0, 5])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_shared_prefixes(name, padding):
+    """Steps that decode alone read common blocks once; their plans are kept, and others are as ever."""
+    serving = Serving([{}, OPTIONS[name]], LAYOUT, plugin={"shared_prefixes": True})
+    check(serving, TOLERANCE, [[70, 0, 0]])
+    serving.begin_alike()
+    check(serving, TOLERANCE, [[3, 9, 1]])
+    assert not serving.builder.shared
+    check(serving, TOLERANCE, [[1, 1, 1]] * 20, padding)
+    (shared,) = serving.builder.shared.values()
+    blocks = sum(-(-x.tokens // BLOCK) for x in serving.requests) - 2 * (70 // BLOCK)
+    assert (shared.forest._pages >= 0).sum() == blocks
+
+
+def test_options():
+    with pytest.raises(ValueError, match="flashmask has share=True; it takes shared_prefixes, a bool"):
+        Serving([{}], LAYOUT, plugin={"share": True})
 
 
 def test_refused_steps():

@@ -13,7 +13,7 @@ from flashmask.inference import KvCache
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
 from vllm.v1.kv_cache_interface import is_quantized_kv_cache
 
-from .metadata import FlashMaskMetadata
+from .metadata import FlashMaskMetadata, SharedBlocks
 
 
 class FlashMaskImpl(AttentionImpl[FlashMaskMetadata]):
@@ -47,8 +47,8 @@ class FlashMaskImpl(AttentionImpl[FlashMaskMetadata]):
             "softcap": logits_soft_cap or 0.0,
             "sink": sinks,
             "alibi_slopes": None if alibi_slopes is None else torch.tensor(alibi_slopes, dtype=torch.float32),
-            "batch_invariant": envs.VLLM_BATCH_INVARIANT,
         }
+        self.has_alibi = alibi_slopes is not None
 
     def forward(
         self,
@@ -75,7 +75,11 @@ class FlashMaskImpl(AttentionImpl[FlashMaskMetadata]):
         mask, plan = attn_metadata.planned_mask(layer, cache)
         tokens = attn_metadata.num_actual_tokens
         rows, out = query[:tokens], output[:tokens]
-        flashmask_with_kvcache(rows, cache, mask, plan, attn_metadata.query_start_loc, out=out, **self._options)
+        if isinstance(attn_metadata.plans, SharedBlocks):
+            out.copy_(attn_metadata.plans.forest.attention(rows, cache, mask, plan, **self._options))
+        else:
+            options = {"batch_invariant": envs.VLLM_BATCH_INVARIANT, **self._options}
+            flashmask_with_kvcache(rows, cache, mask, plan, attn_metadata.query_start_loc, out=out, **options)
         return output
 
     def do_kv_cache_update(
