@@ -71,8 +71,9 @@ def packed(mask):
 
 def causal_tail(cell):
     """The tail of rows of which each sees those before it."""
-    bits = 2 ** torch.arange(1, cell.rows + 1, device=cell.q.device) - 1
-    return bits.int()[None, :, None].repeat(cell.batch, 1, 1)
+    row = torch.arange(cell.rows, device=cell.q.device)
+    seen = (row[:, None] + 1 - row[::32]).clamp(0, 32)  # of the rows in a word
+    return (2**seen - 1).int().repeat(cell.batch, 1, 1)
 
 
 class Decode:

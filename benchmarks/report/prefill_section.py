@@ -8,7 +8,7 @@ CELLS = "../../benchmarks/results/prefill.json"
 COLUMNS = {"ours": "ours", **NAMES, "1024": "splits of 1,024", "4096": "of 4,096"}
 OTHERS = {"tree": "a random tree", "fa3": "FlashAttention-3, causal", "flex": "FlexAttention without pages"}
 OTHERS |= {"ours": "ours", "causal": "ours, causal", "flashinfer": "FlashInfer, causal"}
-OTHERS |= {"flashinfer_tree": "FlashInfer, the tree"}
+OTHERS |= {"flashinfer_tree": "FlashInfer, the tree", "xqa": "XQA, causal", "xqa_tree": "XQA, the tree"}
 
 
 def chunks(rows):

@@ -130,9 +130,9 @@ def xqa(q, k, v, tables, lengths, out, workspace, semaphores, heads_kv, page, q_
     keys, batch = int(lengths.view(torch.int32)[0, 0]), len(q)
     visible = causal(batch, q_seq_len, keys).clone()
     if mask is not None:
-        assert mask.dtype == torch.uint16 and mask.shape == (batch, q_seq_len, 2)
-        low = mask.view(torch.int16)[..., :1].int()
-        visible[:, :, -q_seq_len:] = (low >> torch.arange(q_seq_len) & 1).bool()
+        assert mask.dtype == torch.uint16 and mask.shape == (batch, q_seq_len, -(-q_seq_len // 32) * 2)
+        bits = mask.view(torch.int16)[..., None].int() >> torch.arange(16) & 1
+        visible[:, :, -q_seq_len:] = bits.flatten(2)[..., :q_seq_len].bool()
     rows = q.view(batch, q_seq_len, *q.shape[-2:])
     out.copy_(attention(rows, k, v, tables, visible).reshape(out.shape))
 
@@ -291,6 +291,15 @@ def test_a_peer_that_computes_something_else_fails_its_shape(steps, monkeypatch,
     passed, receipt = run_of(cells="1 x 128", peers=("fa3",))
     assert not passed and "fa3 differs from ours" in receipt["figures"]["decode"]["failed"]["1 x 128, 8/2 d=64"]
     assert "FAIL  1 x 128, 8/2 d=64: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("rows", [8, 32, 40, 64])
+def test_a_causal_tail_has_every_word_of_its_rows(rows):
+    torch = pytest.importorskip("torch")
+    from benchmarks.peers.flashinfer_caches import causal_tail, visible
+
+    cell = types.SimpleNamespace(batch=2, rows=rows, keys=rows, q=torch.zeros(1))
+    assert torch.equal(visible(cell, causal_tail(cell)), causal(2, rows, rows))
 
 
 # --- What is not there ----------------------------------------------------------------------------------
@@ -502,12 +511,34 @@ def test_prefill_is_measured_beside_peers_and_contiguous_tensors_that_agree(pref
     assert not figures["failed"] and not figures["not_measured"]
     contenders = {"ours", "fa3", "flashinfer", "contiguous", "128"}
     assert [set(row["us"]) for row in figures["chunks"]] == [contenders] * 2
-    assert set(figures["drafts"][0]["us"]) == {"ours", "tree", "fa3", "flashinfer", "flashinfer_tree"}
+    trees = {"tree", "flashinfer_tree", "xqa_tree"}
+    assert set(figures["drafts"][0]["us"]) == {"ours", "fa3", "flashinfer", "xqa"} | trees
     assert set(figures["drafts"][0]["left_out"]) == {"fa3_tree"}
     assert set(figures["images"][0]["us"]) == {"ours", "causal", "flex"}
-    missed = [check["name"] for check in prefill_bars.of_all(figures) if not check["passed"]]
-    assert len(missed) == 4 and all("FlashInfer" in name or "flashinfer" in name or "flex" in name for name in missed)
+    missed = [check["name"].split(": ")[1] for check in prefill_bars.of_all(figures) if not check["passed"]]
+    assert missed == [  # all times are 1
+        *["over FlashInfer"] * 2,
+        "a tree over FlashInfer's",
+        "a tree over XQA's",
+        "images over FlexAttention",
+    ]
     assert "bars held; missed:" in capsys.readouterr().out
     page = "\n".join(prefill_section.lines({"prefill": receipt}))
     assert "2 x 256, 8/2 d=64 page 16, 40 rows" in page and "a random tree" in page
+    assert "XQA, the tree" in page
     assert not prefill_section.lines({})
+
+
+@pytest.mark.parametrize(
+    "of_row, us, missed",
+    [
+        (prefill_bars.of_drafts, {"tree": 10.0, "flashinfer_tree": 45.0, "xqa_tree": 33.0}, []),
+        (prefill_bars.of_drafts, {"tree": 10.0, "flashinfer_tree": 45.0, "xqa_tree": 32.9}, ["a tree over XQA's"]),
+        (prefill_bars.of_drafts, {"tree": 10.6}, ["a tree's time over causal attention's"]),
+        (prefill_bars.of_images, {"flex": 25.0}, []),
+        (prefill_bars.of_images, {"flex": 24.9}, ["images over FlexAttention"]),
+    ],
+)
+def test_bars_of_drafts_and_images(of_row, us, missed):
+    found = of_row({"cell": "a cell", "us": {"ours": 10.0, **us}})
+    assert [check["name"] for check in found if not check["passed"]] == [f"a cell: {what}" for what in missed]

@@ -20,8 +20,8 @@ masks     the time of building a mask's vectors, family by family
 cycles    cycles of the kernels; with --old LIBRARY of two libraries that take turns
 decode    decode over KV caches, against FlashAttention-3, FlashInfer and XQA, and a stream that only reads; needs the
           PyTorch package (FLASHMASK_TORCH_LIBRARY)
-prefill   chunks of rows and drafts over KV caches, against our contiguous forward, FlashAttention-3 and FlashInfer;
-          likewise
+prefill   chunks of rows, drafts and images over KV caches, against our contiguous forward, FlashAttention-3,
+          FlashInfer, XQA and FlexAttention; likewise
 forests   decode of requests that begin with the same pages, against the plain call and FlashInfer's levels; likewise
 lists     masks of interval lists against FlexAttention, their partial tiles and their plans; likewise
 serving   transformers' continuous batching by our attention and by its own; likewise, with transformers

@@ -20,6 +20,7 @@ POOL_ELEMENTS = 2 << 30  # of K, and of V: 4 GiB
 PEERS = {"fa3": fa3_cache.Decode, "flashinfer": flashinfer_caches.Decode, "xqa": flashinfer_caches.Xqa}
 CALLS_OF_STREAM, HOST_CALLS, UPDATES, FOR_GOOD = 3, 300, 100, 2**31 - 1
 FEW_ROUNDS = 3  # of cells that read much, and vary less
+FEW_KEYS = 128  # among many another tree would make no difference that a check sees
 STREAM = (None, "stream")
 
 
@@ -51,13 +52,14 @@ class Session:
         self.streams |= {str(n): made[n].call.bytes / us / 1e3 for n, us in times.items()}
         return []
 
-    def contenders(self, cell, mask=None, allowed=decode_cell.AGREEMENT):
-        """({name: call}, {name: why it is left out}); every peer agrees with ours."""
+    def contenders(self, cell, mask=None, allowed=decode_cell.AGREEMENT, peers=PEERS):
+        """({name: call}, {name: why it is left out}) of ours and the wanted `peers`, {name: what makes its call of a
+        cell and a tree's tail}; every peer agrees with ours."""
         calls, left_out = {"ours": cell.ours(mask)}, {}
         self.kernels.add(cell.kernel(mask))
-        for name in self.arguments.peers:
+        for name in [name for name in self.arguments.peers if name in peers]:
             try:
-                call = PEERS[name](cell, None if mask is None else mask.tail)
+                call = peers[name](cell, None if mask is None else mask.tail)
                 result = call(0)
                 torch.cuda.synchronize()
             except Exception as why:  # in whatever way it fails, the run goes on without it
@@ -66,6 +68,15 @@ class Session:
             decode_cell.check_agreement(f"{cell.name}: {name}", result, calls["ours"](0), allowed)
             calls[name] = call
         return calls, left_out
+
+    def drafts(self, shape, mask):
+        """(a cell, {name: call}, {name: why it is left out}) of drafts, causal and as the tree of a mask."""
+        self.contenders(Cell(self.pools, shape._replace(keys=FEW_KEYS), 64), mask)
+        cell = Cell(self.pools, shape, 64)
+        calls, left_out = self.contenders(cell)
+        trees, no_trees = self.contenders(cell, mask)
+        calls |= {"tree" if name == "ours" else f"{name}_tree": call for name, call in trees.items()}
+        return cell, calls, left_out | {f"{name}_tree": why for name, why in no_trees.items()}
 
     def turns(self, contenders, rounds=None):
         return in_turns(contenders, rounds or self.arguments.rounds, self.shuffle)
@@ -108,17 +119,10 @@ def row_of(cell, times, left_out):
 
 def tree(session):
     """A tree of eight drafts, its bits alone, and the peers' ways to say it."""
-    cell = Cell(session.pools, decode_shapes.TREE, 64)
-    parents = torch.tensor([[-1, 0, 0, 1, 1, 2, 2, 5]] * cell.batch, device="cuda")
+    parents = torch.tensor([[-1, 0, 0, 1, 1, 2, 2, 5]] * decode_shapes.TREE.batch, device="cuda")
     tail, depth = masks.draft_tree(parents)
-    mask = SequenceMask(tail=tail, tail_depth=depth)
-    few_keys = Cell(session.pools, decode_shapes.TREE._replace(keys=128), 64)
-    session.contenders(few_keys, mask)  # among many keys another tree would make no difference that a check sees
-    calls, left_out = session.contenders(cell)
-    trees, no_trees = session.contenders(cell, mask)
-    calls |= {"tree" if name == "ours" else f"{name}_tree": call for name, call in trees.items()}
+    cell, calls, left_out = session.drafts(decode_shapes.TREE, SequenceMask(tail=tail, tail_depth=depth))
     calls["tail"] = cell.ours(SequenceMask(tail=tail))
-    left_out |= {f"{name}_tree": why for name, why in no_trees.items()}
     times = session.turns({name: contender_of(cell, call) for name, call in calls.items()})
     return [row_of(cell, times, left_out)]
 

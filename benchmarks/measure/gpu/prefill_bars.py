@@ -7,10 +7,11 @@ from benchmarks.cell_bars import check, check_at_most
 
 # Chunks of rows: over our own forward on contiguous tensors, and over peers.
 OVER_OTHERS = {"contiguous": 0.96, "fa3": 0.95, "flashinfer": 2.0}
-NAMES = {"contiguous": "our contiguous forward", "fa3": "FlashAttention-3", "flashinfer": "FlashInfer"}
+NAMES = {"contiguous": "our contiguous forward", "fa3": "FlashAttention-3", "flashinfer": "FlashInfer", "xqa": "XQA"}
+NAMES |= {"flex": "FlexAttention"}
 # Drafts: causal over FlashAttention-3, a tree's time over causal, and a tree over peers' trees.
 DRAFTS_OVER, TREE = {"fa3": 0.97}, 1.05
-TREE_OVER = {"flashinfer_tree": 4.5}
+TREE_OVER = {"flashinfer": 4.5, "xqa": 3.3}
 # batch_invariant over the fast call, by split_size.
 INVARIANT = {"1024": 0.85, "4096": 0.88}
 IMAGES_OVER = {"flex": 2.5}
@@ -32,15 +33,17 @@ def of_drafts(row):
     if "tree" in us:
         found.append(check_at_most(f"{name}: a tree's time over causal attention's", us["tree"] / us["ours"], TREE))
         for peer, bar in TREE_OVER.items():
-            if peer in us:
-                found.append(check(f"{name}: a tree over {peer}", us[peer] / us["tree"], bar))
+            if f"{peer}_tree" in us:
+                found.append(check(f"{name}: a tree over {NAMES[peer]}'s", us[f"{peer}_tree"] / us["tree"], bar))
     return found
 
 
 def of_images(row):
     us, name = row["us"], row["cell"]
     return [
-        check(f"{name}: over {peer}", us[peer] / us["ours"], bar) for peer, bar in IMAGES_OVER.items() if peer in us
+        check(f"{name}: images over {NAMES[peer]}", us[peer] / us["ours"], bar)
+        for peer, bar in IMAGES_OVER.items()
+        if peer in us
     ]
 
 

@@ -7,7 +7,9 @@ from flashmask.inference import SequenceMask
 
 from benchmarks.measure.gpu import decode_shapes
 from benchmarks.measure.gpu.decode_cell import Cell, check_agreement, contender_of, time_figures
+from benchmarks.measure.gpu.decode_steps import PEERS
 
+CHUNK_PEERS = {name: PEERS[name] for name in ("fa3", "flashinfer")}
 IMAGE = 1024  # tokens of an image, and of the text before it
 
 
@@ -39,7 +41,7 @@ def without_pages(session, cell):
 def chunk(session, shape, page):
     """A causal chunk, and with batch_invariant."""
     cell = Cell(session.pools, shape, page)
-    calls, left_out = session.contenders(cell)
+    calls, left_out = session.contenders(cell, peers=CHUNK_PEERS)
     made = {name: contender_of(cell, call) for name, call in calls.items()}
     for size in decode_shapes.PREFILL_SPLITS:
         made[str(size)] = contender_of(cell, cell.ours(batch_invariant=True, split_size=size))
@@ -53,14 +55,10 @@ def chunk(session, shape, page):
 
 def drafts(session):
     """64 drafts of each request: causal, and a random tree."""
-    cell = Cell(session.pools, decode_shapes.DRAFTS, 64)
-    parents = torch.tensor([random_tree(cell.rows) for _ in range(cell.batch)], device="cuda")
+    shape = decode_shapes.DRAFTS
+    parents = torch.tensor([random_tree(shape.rows) for _ in range(shape.batch)], device="cuda")
     tail, depth = masks.draft_tree(parents)
-    mask = SequenceMask(tail=tail, tail_depth=depth)
-    calls, left_out = session.contenders(cell)
-    trees, no_trees = session.contenders(cell, mask)
-    calls |= {"tree" if name == "ours" else f"{name}_tree": call for name, call in trees.items()}
-    left_out |= {f"{name}_tree": why for name, why in no_trees.items()}
+    cell, calls, left_out = session.drafts(shape, SequenceMask(tail=tail, tail_depth=depth))
     times = session.turns({name: contender_of(cell, call) for name, call in calls.items()})
     return [row_of(cell, times, left_out, causal_keys(cell))]
 
