@@ -9,6 +9,7 @@ COLUMNS = {"ours": "ours", **NAMES, "1024": "splits of 1,024", "4096": "of 4,096
 OTHERS = {"tree": "a random tree", "fa3": "FlashAttention-3, causal", "flex": "FlexAttention without pages"}
 OTHERS |= {"ours": "ours", "causal": "ours, causal", "flashinfer": "FlashInfer, causal"}
 OTHERS |= {"flashinfer_tree": "FlashInfer, the tree", "xqa": "XQA, causal", "xqa_tree": "XQA, the tree"}
+OTHERS |= {"vllm_triton": "vLLM's Triton kernel"}
 
 
 def chunks(rows):

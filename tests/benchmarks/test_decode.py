@@ -137,6 +137,22 @@ def xqa(q, k, v, tables, lengths, out, workspace, semaphores, heads_kv, page, q_
     out.copy_(attention(rows, k, v, tables, visible).reshape(out.shape))
 
 
+def unified_attention(
+    q, k, v, out, cu_seqlens_q, max_seqlen_q, seqused_k, max_seqlen_k, block_table, mm_prefix_range, **others
+):
+    """vLLM's, of images that see all of themselves."""
+    import torch
+
+    batch = len(seqused_k)
+    assert cu_seqlens_q.tolist() == [n * max_seqlen_q for n in range(batch + 1)] and others["causal"] is True
+    assert seqused_k.tolist() == [max_seqlen_k] * batch and len(mm_prefix_range) == batch
+    key, row = torch.arange(max_seqlen_k), torch.arange(max_seqlen_k - max_seqlen_q, max_seqlen_k)[:, None]
+    first, last = (x[..., None, None] for x in mm_prefix_range.unbind(-1))
+    of_image = (first <= key) & (key <= last) & (first <= row) & (row <= last)
+    visible = (key <= row) | of_image.any(1)
+    out.copy_(attention(q.view(batch, max_seqlen_q, *q.shape[1:]), k, v, block_table, visible).reshape(out.shape))
+
+
 # --- A run ----------------------------------------------------------------------------------------------
 
 
@@ -150,7 +166,7 @@ def steps(monkeypatch):
         pytest.skip(f"no operators: {error}")
     from test_gpu_cells import OnTheCpu
 
-    from benchmarks.peers import fa3_cache, flashinfer_caches
+    from benchmarks.peers import fa3_cache, flashinfer_caches, vllm_triton
 
     def in_turns(contenders, rounds, shuffle):
         for contender in contenders.values():
@@ -191,6 +207,7 @@ def steps(monkeypatch):
     monkeypatch.setattr(decode_steps.stream, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
     monkeypatch.setattr(fa3_cache, "load", Fa3)
+    monkeypatch.setattr(vllm_triton, "load", lambda: unified_attention)
     names = ("BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper")
     wrappers = types.SimpleNamespace(**dict.fromkeys(names, Wrapper))
     monkeypatch.setattr(flashinfer_caches, "load", lambda: (wrappers, wrappers, xqa))
@@ -307,14 +324,17 @@ def test_a_causal_tail_has_every_word_of_its_rows(rows):
 
 def test_peers_that_are_not_there_are_named(tmp_path, monkeypatch):
     pytest.importorskip("torch")
-    from benchmarks.peers import fa3_cache, flashinfer_caches
+    from benchmarks.peers import fa3_cache, flashinfer_caches, vllm_triton
 
     monkeypatch.setenv("FLASHMASK_PEERS", str(tmp_path))
-    monkeypatch.setitem(flashinfer_caches.sys.modules, "flashinfer", None)
+    for name in ("flashinfer", "vllm"):
+        monkeypatch.setitem(flashinfer_caches.sys.modules, name, None)
     with pytest.raises(peers.LeftOut, match="there is no _vllm_fa3_C.abi3.so"):
         fa3_cache.load()
     with pytest.raises(peers.LeftOut, match="flashinfer is not imported"):
         flashinfer_caches.load()
+    with pytest.raises(peers.LeftOut, match="vllm is not imported"):
+        vllm_triton.load()
 
 
 def test_a_module_that_is_not_compiled_is_left_out(tmp_path):
@@ -514,19 +534,29 @@ def test_prefill_is_measured_beside_peers_and_contiguous_tensors_that_agree(pref
     trees = {"tree", "flashinfer_tree", "xqa_tree"}
     assert set(figures["drafts"][0]["us"]) == {"ours", "fa3", "flashinfer", "xqa"} | trees
     assert set(figures["drafts"][0]["left_out"]) == {"fa3_tree"}
-    assert set(figures["images"][0]["us"]) == {"ours", "causal", "flex"}
+    assert set(figures["images"][0]["us"]) == {"ours", "causal", "flex", "vllm_triton"}
     missed = [check["name"].split(": ")[1] for check in prefill_bars.of_all(figures) if not check["passed"]]
     assert missed == [  # all times are 1
         *["over FlashInfer"] * 2,
         "a tree over FlashInfer's",
         "a tree over XQA's",
         "images over FlexAttention",
+        "images over vLLM's Triton kernel",
     ]
     assert "bars held; missed:" in capsys.readouterr().out
     page = "\n".join(prefill_section.lines({"prefill": receipt}))
     assert "2 x 256, 8/2 d=64 page 16, 40 rows" in page and "a random tree" in page
-    assert "XQA, the tree" in page
+    assert "vLLM's Triton kernel" in page and "XQA, the tree" in page
     assert not prefill_section.lines({})
+
+
+def test_images_without_their_peer_say_why(steps, prefill_steps, monkeypatch):
+    def load():
+        raise peers.LeftOut("vllm is not imported")
+
+    monkeypatch.setattr(prefill_steps.vllm_triton, "load", load)
+    row = prefill_steps.images(steps.Session(types.SimpleNamespace(rounds=3, peers=prefill.PEERS)))[0]
+    assert row["left_out"] == {"vllm_triton": "vllm is not imported"} and set(row["us"]) == {"ours", "causal", "flex"}
 
 
 @pytest.mark.parametrize(
@@ -535,8 +565,8 @@ def test_prefill_is_measured_beside_peers_and_contiguous_tensors_that_agree(pref
         (prefill_bars.of_drafts, {"tree": 10.0, "flashinfer_tree": 45.0, "xqa_tree": 33.0}, []),
         (prefill_bars.of_drafts, {"tree": 10.0, "flashinfer_tree": 45.0, "xqa_tree": 32.9}, ["a tree over XQA's"]),
         (prefill_bars.of_drafts, {"tree": 10.6}, ["a tree's time over causal attention's"]),
-        (prefill_bars.of_images, {"flex": 25.0}, []),
-        (prefill_bars.of_images, {"flex": 24.9}, ["images over FlexAttention"]),
+        (prefill_bars.of_images, {"flex": 25.0, "vllm_triton": 20.0}, []),
+        (prefill_bars.of_images, {"flex": 25.0, "vllm_triton": 19.9}, ["images over vLLM's Triton kernel"]),
     ],
 )
 def test_bars_of_drafts_and_images(of_row, us, missed):

@@ -21,7 +21,7 @@ cycles    cycles of the kernels; with --old LIBRARY of two libraries that take t
 decode    decode over KV caches, against FlashAttention-3, FlashInfer and XQA, and a stream that only reads; needs the
           PyTorch package (FLASHMASK_TORCH_LIBRARY)
 prefill   chunks of rows, drafts and images over KV caches, against our contiguous forward, FlashAttention-3,
-          FlashInfer, XQA and FlexAttention; likewise
+          FlashInfer, XQA, FlexAttention and vLLM's Triton kernel; likewise
 forests   decode of requests that begin with the same pages, against the plain call and FlashInfer's levels; likewise
 lists     masks of interval lists against FlexAttention, their partial tiles and their plans; likewise
 serving   transformers' continuous batching by our attention and by its own; likewise, with transformers

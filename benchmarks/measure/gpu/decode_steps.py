@@ -4,6 +4,7 @@
 import random
 import sys
 import time
+from importlib import metadata
 from statistics import median
 
 import torch
@@ -19,6 +20,7 @@ from benchmarks.peers import LeftOut, fa3_cache, flashinfer_caches
 POOL_ELEMENTS = 2 << 30  # of K, and of V: 4 GiB
 PEERS = {"fa3": fa3_cache.Decode, "flashinfer": flashinfer_caches.Decode, "xqa": flashinfer_caches.Xqa}
 CALLS_OF_STREAM, HOST_CALLS, UPDATES, FOR_GOOD = 3, 300, 100, 2**31 - 1
+PACKAGES = {"flashinfer": "flashinfer-python", "vllm": "vllm"}  # of peers that are modules
 FEW_ROUNDS = 3  # of cells that read much, and vary less
 FEW_KEYS = 128  # among many another tree would make no difference that a check sees
 STREAM = (None, "stream")
@@ -40,9 +42,8 @@ class Session:
         self.stream, self.streams = None, {}
 
     def versions(self):
-        """Versions of the peers that say theirs."""
-        module = sys.modules.get("flashinfer")
-        return {"flashinfer": module.__version__} if module else {}
+        """Versions of the peers that have been imported."""
+        return {name: metadata.version(package) for name, package in PACKAGES.items() if sys.modules.get(name)}
 
     def find_stream(self):
         """The fastest number of stages."""

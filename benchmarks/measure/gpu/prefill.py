@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prefill and verification over KV caches on a Hopper GPU, beside our own forward on contiguous tensors,
-FlashAttention-3, FlashInfer and XQA (drafts).
+FlashAttention-3, FlashInfer, XQA (drafts) and vLLM's Triton kernel (images).
 
 Chunks of new rows over the keys before them, drafts of many requests, and images whose tokens see each other. The
 calls, their plans ready, take turns as those of decode do.
@@ -10,7 +10,7 @@ import functools
 
 from benchmarks.measure.gpu import decode, decode_shapes, prefill_bars
 
-PEERS = ("fa3", "flashinfer", "xqa")
+PEERS = ("fa3", "flashinfer", "xqa", "vllm_triton")
 
 
 def add_arguments(parser):

@@ -8,13 +8,13 @@ from benchmarks.cell_bars import check, check_at_most
 # Chunks of rows: over our own forward on contiguous tensors, and over peers.
 OVER_OTHERS = {"contiguous": 0.96, "fa3": 0.95, "flashinfer": 2.0}
 NAMES = {"contiguous": "our contiguous forward", "fa3": "FlashAttention-3", "flashinfer": "FlashInfer", "xqa": "XQA"}
-NAMES |= {"flex": "FlexAttention"}
+NAMES |= {"flex": "FlexAttention", "vllm_triton": "vLLM's Triton kernel"}
 # Drafts: causal over FlashAttention-3, a tree's time over causal, and a tree over peers' trees.
 DRAFTS_OVER, TREE = {"fa3": 0.97}, 1.05
 TREE_OVER = {"flashinfer": 4.5, "xqa": 3.3}
 # batch_invariant over the fast call, by split_size.
 INVARIANT = {"1024": 0.85, "4096": 0.88}
-IMAGES_OVER = {"flex": 2.5}
+IMAGES_OVER = {"flex": 2.5, "vllm_triton": 2.0}
 
 
 def of_chunk(row):

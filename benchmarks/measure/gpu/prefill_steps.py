@@ -6,8 +6,9 @@ from flashmask import flashmask_attention, masks
 from flashmask.inference import SequenceMask
 
 from benchmarks.measure.gpu import decode_shapes
-from benchmarks.measure.gpu.decode_cell import Cell, check_agreement, contender_of, time_figures
+from benchmarks.measure.gpu.decode_cell import Cell, Contender, check_agreement, contender_of, time_figures
 from benchmarks.measure.gpu.decode_steps import PEERS
+from benchmarks.peers import vllm_triton
 
 CHUNK_PEERS = {name: PEERS[name] for name in ("fa3", "flashinfer")}
 IMAGE = 1024  # tokens of an image, and of the text before it
@@ -68,6 +69,11 @@ def random_tree(nodes):
     return [-1, *(int(torch.randint(0, n, ())) for n in range(1, nodes))]
 
 
+def walk_of(cell, call):
+    """A contender whose calls take so long that each cache once is enough."""
+    return Contender(call, cell.count, cell.count)
+
+
 def images(session):
     """A causal prompt whose images see all of themselves, as a mask's intervals; FlexAttention without pages."""
     cell = Cell(session.pools, decode_shapes.IMAGES, 16)
@@ -77,13 +83,15 @@ def images(session):
     first_seen = torch.where(of_image, key // IMAGE * IMAGE, key).int()  # the row before which a key is hidden
     bounds = torch.stack([torch.full_like(first_seen, length), first_seen], -1)  # hidden from, and hidden up to
     mask = SequenceMask(causal=False, bounds=bounds[None, None], key_layout="sequences")
-    calls, left_out = {"ours": cell.ours(mask), "causal": cell.ours()}, {}
-    session.kernels.add(cell.kernel(mask))
-    made = {name: contender_of(cell, call) for name, call in calls.items()}
+    begins = torch.arange(IMAGE, length, 2 * IMAGE, device="cuda")
+    spans = torch.stack([begins, begins + IMAGE - 1], -1)
+    peers = {"vllm_triton": lambda cell, tail: vllm_triton.Prefill(cell, spans)}
+    calls, left_out = session.contenders(cell, mask, peers=peers)
+    made = {name: walk_of(cell, call) for name, call in (calls | {"causal": cell.ours()}).items()}
     plain = without_pages(session, cell)
     flex = flex_of(plain, of_image, key)
     check_agreement(f"{cell.name}: flex", flex(0), plain.ours(mask)(0))
-    made["flex"] = contender_of(plain, flex)
+    made["flex"] = walk_of(plain, flex)
     seen = int((length - first_seen).sum())
     return [row_of(cell, session.turns(made), left_out, seen)]
 
