@@ -154,6 +154,41 @@ def forests(topics):
     return [*paragraph(said), *markdown_table(titles, cells), ""]
 
 
+SERVED = {
+    "ours": "flashmask",
+    "sdpa": "`sdpa`",
+    "eager": "`paged\\|eager`",
+    "fa2": "FlashAttention-2",
+    "fa3": "FlashAttention-3",
+}
+
+
+def serving(topics):
+    """transformers' continuous batching; none of it without its receipt."""
+    if "serving" not in topics:
+        return []
+    run, held = topics["serving"], topics["serving"]["figures"]["serving"]
+    said = (
+        f"Continuous batching of transformers {held['transformers']}, {held['requests']} requests at once to a random "
+        f"bfloat16 Llama of {held['model']['num_hidden_layers']} layers and {held['model']['hidden_size']} dimensions, "
+        f"with {held['prompt_tokens']:,} tokens of prompts and {held['answer_tokens']} of each answer ({run['date']}, "
+        f"{run['device']}; `scripts/gpu-check serving`). Answers of random weights hang on rounding: they part at the "
+        "first token that two kernels round to different sides."
+    )
+    rows = [
+        [
+            SERVED[cell["contender"]],
+            f"{cell['tokens_per_s']:,.0f}",
+            f"{cell['ours_over']:.2f}" if "ours_over" in cell else "",
+            percent(cell["agreement"]) if "agreement" in cell else "",
+        ]
+        for cell in held["cells"]
+    ]
+    titles = ["attention", "tokens/s", "ours over it", "tokens alike"]
+    left_out = [f"{SERVED[name]} did not take part: {why}." for name, why in held["left_out"].items()]
+    return [*paragraph(said), *markdown_table(titles, rows), "", *(paragraph(" ".join(left_out)) if left_out else ())]
+
+
 def mma_sync(run, cells):
     """The kernels of mma.sync beside FlashInfer's."""
     large = [cell for cell in cells if cell["mb"] >= decode_bars.MMA_SYNC_MB and "flashinfer" in cell["over_ours"]]
@@ -182,6 +217,7 @@ def lines(topics):
         *float8(held.get("float8", ())),
         *invariance(held.get("invariance", ())),
         *forests(topics),
+        *serving(topics),
         *(mma_sync(other, other["figures"]["decode"]["cells"]) if other else ()),
         *markdown_table(["", "us"], list(others(held))),
     ]

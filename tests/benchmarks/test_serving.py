@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.measure.gpu import bench, serving
 from benchmarks.peers import LeftOut
+from benchmarks.report import decode_page
 
 
 class Workload:
@@ -62,6 +63,9 @@ def test_a_dry_run_answers_on_the_cpu(tmp_path, monkeypatch):
     assert [cell["contender"] for cell in figures["cells"]] == ["ours", "sdpa", "eager"]
     assert [cell["agreement"] for cell in figures["cells"][1:]] == [1, 1]
     assert (figures["requests"], figures["answer_tokens"], figures["num_blocks"]) == (5, 4, 6)
+    page = "\n".join(decode_page.serving({"serving": receipt}))
+    assert "| flashmask | " in page and page.count("| 100.0 % |") == 2 and "did not take part" not in page
+    assert decode_page.serving({}) == []
 
 
 def test_a_measurement_takes_the_model_and_graphs_that_are_asked_for(monkeypatch):
