@@ -22,8 +22,8 @@ namespace flashmask::sm80 {
 /// the next under its softmax and P V. The barriers, each of all threads:
 ///
 ///   barrier            says that this is there   and that this has been read, and is overwritten after it
-///   before Q K^T       K, and Q at first         V of the step before
-///   before the softmax V                         K
+///   before Q K^T       K, Q at first, next step  V of the step before
+///   before the softmax V                         K, next step
 ///   after the last     -                         Q, K and V of the work tile
 ///
 /// A warp's mask bits are its own: between writing and reading them stand its own __syncwarp.
@@ -48,6 +48,7 @@ class ForwardCta {
   using VTile = typename Traits::VTile;
   using Scores = typename Traits::Scores;
   using Outputs = typename Traits::Outputs;
+  using Step = ForwardStep<Traits>;
   static constexpr int kSlabs = Traits::kSlabs, kSteps = Traits::kQkDim / 16;
 
   /// Q's fragments of the warp's rows, by steps, where they stay in registers.
@@ -56,14 +57,6 @@ class ForwardCta {
   struct Rows {
     Outputs o[kSlabs] = {};
     cuda::RowState state[kSlabs];
-  };
-
-  /// One step's keys of a key block.
-  struct Step {
-    int32_t first_key;
-    uint32_t classes;  ///< the block's
-    __device__ __forceinline__ int32_t block() const { return first_key / 128; }
-    __device__ __forceinline__ int in_block() const { return first_key % 128 / Traits::kKeys; }
   };
 
   __device__ __forceinline__ void run_work_tile(const cuda::WorkTilePlace& place) {
@@ -125,6 +118,12 @@ class ForwardCta {
     return next_block((step.first_key - 1) / 128, step);
   }
 
+  /// Leaves the step after `step` in shared memory, where all warps read it behind a barrier.
+  __device__ __forceinline__ void share_next(Step step) {
+    if (!next_step(step)) step.classes = 0;
+    if (threadIdx.x == 0) shared_.next = step;
+  }
+
   /// Rows of a tensor, from `first` to `end`, as a group of copies.
   template <typename Tile>
   __device__ __forceinline__ void load(const unsigned char* tile, const cuda::TensorRows& tensor, uint32_t head,
@@ -153,6 +152,7 @@ class ForwardCta {
     // Keys past the last are hidden: the last block is full only if it is whole.
     const bool live = own & KeyBlock::kLive,
                partial = !(own & KeyBlock::kFull) || (step.block() + 1) * 128 > p_.seqlen_k;
+    if (warp_ == 0) share_next(step);  // Between the barriers all warps would wait for the plan's bits.
     int32_t key_end = shared_.key_end;
     wait_for_loads();
     load_values(step, key_end);
@@ -161,9 +161,9 @@ class ForwardCta {
       if (partial && step.in_block() == 0) make_mask(step.block());
       multiply_keys(q, s);
     }
-    Step next = step;
-    const bool more = next_step(next);
     key_end = shared_.key_end;
+    const Step next = shared_.next;
+    const bool more = next.classes != 0;
     wait_for_loads();
     if (more) load_keys(next, key_end);
     if (live) {

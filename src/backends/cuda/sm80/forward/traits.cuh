@@ -44,12 +44,22 @@ struct ForwardTraits {
   using HalfProbabilities = cuda::PackedFragments<kKeys / 2>;
 };
 
+/// One step's keys of a key block, or none.
+template <typename Traits>
+struct ForwardStep {
+  int32_t first_key;
+  uint32_t classes;  ///< the block's, see KeyBlock; 0 if there is no step
+  __device__ __forceinline__ int32_t block() const { return first_key / 128; }
+  __device__ __forceinline__ int in_block() const { return first_key % 128 / Traits::kKeys; }
+};
+
 template <typename Traits>
 struct SharedStorage {
   alignas(128) unsigned char q[Traits::QTile::kBytes];
   alignas(128) unsigned char k[Traits::KTile::kBytes];
   alignas(128) unsigned char v[Traits::VTile::kBytes];
   cuda::MaskBits<Traits::kRowsOfWarp> mask_bits[Traits::kWarps];
+  ForwardStep<Traits> next;  ///< the step after the current one
   int32_t key_end;  ///< end of the work tile's batch entry: keys from there on count as zeros; a register would spill
 };
 
