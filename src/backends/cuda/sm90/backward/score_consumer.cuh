@@ -168,9 +168,9 @@ class ScoreConsumer {
 
   /// The features of most tiles, as constants: without branches between them, the compiler interleaves the steps of one
   /// part with those of another.
-  template <bool kTransforms, bool kDrops>
+  template <bool kTransforms, bool kDrops, bool kPartial>
   struct KnownFeatures {
-    static constexpr bool partial = false;
+    static constexpr bool partial = kPartial;
     template <int kValues, typename MakePlaces>
     __device__ __forceinline__ static void differentiate(const Score& score, float (&s)[kValues],
                                                          float (&slopes)[kValues], const MakePlaces& places) {
@@ -199,11 +199,13 @@ class ScoreConsumer {
   __device__ __forceinline__ void by_features(bool partial, const Function& run) {
     const QueryTile& query = shared_.tile[ring_.stage()].query;
     const Score score(p_, query.batch, query.head);
-    const bool drops = AnyFeatures::drops(weights_);
-    if (Weights::kMayDrop && !partial && score.form == cuda::ScoreForm::kOther && !drops) {
-      run(KnownFeatures<true, false>(), score);
-    } else if (Weights::kMayDrop && !partial && score.form != cuda::ScoreForm::kOther && drops) {
-      run(KnownFeatures<false, true>(), score);
+    const bool transforms = score.form == cuda::ScoreForm::kOther, drops = AnyFeatures::drops(weights_);
+    if (Weights::kMayDrop && transforms && !drops && !partial) {
+      run(KnownFeatures<true, false, false>(), score);
+    } else if (Weights::kMayDrop && transforms && !drops) {
+      run(KnownFeatures<true, false, true>(), score);
+    } else if (Weights::kMayDrop && !transforms && drops && !partial) {
+      run(KnownFeatures<false, true, false>(), score);
     } else {
       run(AnyFeatures{partial}, score);
     }
