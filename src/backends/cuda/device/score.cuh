@@ -106,7 +106,13 @@ class FeatureScore {
   template <int kScores, typename MakePlaces>
   __device__ __forceinline__ void differentiate(float (&s)[kScores], float (&gradients)[kScores],
                                                 const MakePlaces& places) const {
-    change([&] { softcap_gradient<Element>(s, softcap_.factor, gradients); }, places, s);
+    change([&] { differentiate_cap(s, gradients); }, places, s);
+  }
+  /// True if a softcap alone makes the scores. Then differentiate_cap does what `differentiate` does, without branches.
+  __device__ __forceinline__ bool only_caps() const { return form == ScoreForm::kOther && !scores_.alibi.is_set(); }
+  template <int kScores>
+  __device__ __forceinline__ void differentiate_cap(float (&s)[kScores], float (&gradients)[kScores]) const {
+    softcap_gradient<Element>(s, softcap_.factor, gradients);
   }
 
  private:

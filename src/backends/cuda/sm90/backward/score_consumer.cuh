@@ -166,15 +166,18 @@ class ScoreConsumer {
   /// more than 16.
   static constexpr int kScores = Traits::kScoreRows / 2, kEarlyWeights = kScores <= 16 ? kScores : kPart == 8 ? 24 : 0;
 
+  /// What makes scores of products: nothing, a softcap alone, or a softcap, ALiBi or both.
+  enum class Transform { kNone, kCap, kAny };
   /// The features of most tiles, as constants: without branches between them, the compiler interleaves the steps of one
   /// part with those of another.
-  template <bool kTransforms, bool kDrops, bool kPartial>
+  template <Transform kTransform, bool kDrops, bool kPartial>
   struct KnownFeatures {
     static constexpr bool partial = kPartial;
     template <int kValues, typename MakePlaces>
     __device__ __forceinline__ static void differentiate(const Score& score, float (&s)[kValues],
                                                          float (&slopes)[kValues], const MakePlaces& places) {
-      if constexpr (kTransforms) score.differentiate(s, slopes, places);
+      if constexpr (kTransform == Transform::kCap) score.differentiate_cap(s, slopes);
+      if constexpr (kTransform == Transform::kAny) score.differentiate(s, slopes, places);
     }
     __device__ __forceinline__ static bool drops(const Weights&) { return kDrops; }
   };
@@ -200,12 +203,14 @@ class ScoreConsumer {
     const QueryTile& query = shared_.tile[ring_.stage()].query;
     const Score score(p_, query.batch, query.head);
     const bool transforms = score.form == cuda::ScoreForm::kOther, drops = AnyFeatures::drops(weights_);
-    if (Weights::kMayDrop && transforms && !drops && !partial) {
-      run(KnownFeatures<true, false, false>(), score);
+    if (Weights::kMayDrop && score.only_caps() && !drops && !partial) {
+      run(KnownFeatures<Transform::kCap, false, false>(), score);
+    } else if (Weights::kMayDrop && transforms && !drops && !partial) {
+      run(KnownFeatures<Transform::kAny, false, false>(), score);
     } else if (Weights::kMayDrop && transforms && !drops) {
-      run(KnownFeatures<true, false, true>(), score);
+      run(KnownFeatures<Transform::kAny, false, true>(), score);
     } else if (Weights::kMayDrop && !transforms && drops && !partial) {
-      run(KnownFeatures<false, true, false>(), score);
+      run(KnownFeatures<Transform::kNone, true, false>(), score);
     } else {
       run(AnyFeatures{partial}, score);
     }
