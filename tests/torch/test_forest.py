@@ -8,6 +8,7 @@ import os
 import pytest
 import torch
 from devices import DEVICE, ON_CUDA, cuda_only
+from flashmask import masks
 from flashmask.errors import UnsupportedError
 from flashmask.inference import Forest, KvCache, SequenceMask, flashmask_with_kvcache
 
@@ -56,7 +57,7 @@ def draw(page_size, paths, keys, rows, dtype=DTYPE):
     return Batch(cache, torch.tensor(rows), q)
 
 
-def tree(page_size, requests=9, depth=6):
+def tree(page_size, requests=9, depth=6, most_rows=3):
     """A random tree of pages: each request goes on from some prefix of an earlier one's, in any order."""
     paths, fresh = [[0]], itertools.count(1)
     for _ in range(requests - 1):
@@ -65,13 +66,13 @@ def tree(page_size, requests=9, depth=6):
         paths.append(kept + [next(fresh) for _ in range(torch.randint(1, depth, ()).item())])
     paths = [paths[i] for i in torch.randperm(requests)]
     keys = [torch.randint((len(p) - 1) * page_size, len(p) * page_size + 1, ()).item() for p in paths]
-    rows = [torch.randint(0, 4, ()).item() for _ in paths]
+    rows = [torch.randint(0, most_rows + 1, ()).item() for _ in paths]
     return draw(page_size, paths, keys, rows)
 
 
 def check(batch, forest=None, mask=None, **options):
     """Asserts that out and lse are the plain call's."""
-    forest = forest or batch.forest()
+    forest = forest or batch.forest(mask=mask)
     every = {"return_softmax_lse": True, **options}
     wanted = flashmask_with_kvcache(batch.q, batch.cache, mask, cu_seqlens_q=batch.cu_seqlens_q, **every)
     for got, want in zip(forest.attention(batch.q, batch.cache, mask, **every), wanted):
@@ -85,6 +86,150 @@ def test_random_trees_equal_the_plain_call(page_size, seed):
     batch = tree(page_size)
     check(batch)
     check(batch, mask=SequenceMask(window_size=(page_size + 2, 0)))
+
+
+def integers(*shape, least=0, most):
+    return torch.randint(least, most + 1, shape, dtype=torch.int32).to(DEVICE)
+
+
+def choice(options):
+    return options[torch.randint(len(options), ()).item()]
+
+
+def random_vectors(batch, causal, vectors, layout, heads):
+    """Vectors that hide keys from and until rows near those of the calls, and for good."""
+    pages, page_size = batch.cache.k.shape[:2]
+    requests, columns = batch.cache.page_table.shape[0], int(batch.cache.seqlens.max())  # some keys have none
+    lead = (pages, page_size, heads) if layout == "pages" else (choice((1, requests)), heads, columns)
+    bounds = integers(*lead, vectors, most=columns + 4)
+    # Most starts are for good and most ends 0, so that rows see something, and pages are shared.
+    starts = [0] if causal or vectors == 2 else [0, 2]
+    bounds[..., starts] = torch.where(torch.rand(*lead, 1).to(DEVICE) < 0.8, 2**31 - 1, bounds[..., starts])
+    if vectors > 1 and not (causal or vectors == 4):
+        bounds[..., 1] = torch.where(torch.rand(lead).to(DEVICE) < 0.8, 0, bounds[..., 1])
+    return SequenceMask(causal, bounds=bounds, key_layout=layout)
+
+
+@pytest.mark.parametrize("heads", [1, HEADS_KV])
+@pytest.mark.parametrize("layout", ["sequences", "pages"])
+@pytest.mark.parametrize("causal, vectors", [(True, 1), (True, 2), (False, 2), (False, 4)])
+def test_vectors(causal, vectors, layout, heads):
+    for page_size in (1, 4, 16):
+        batch = tree(page_size, most_rows=9)
+        mask = random_vectors(batch, causal, vectors, layout, heads)
+        check(batch, mask=mask)
+        check(batch, mask=mask.replace(window_size=(page_size + 2, -1)))
+
+
+@pytest.mark.parametrize("window", [(-1, -1), (9, 3), (-1, 2), (5, -1)])
+def test_rows_that_see_later_keys(window):
+    for page_size in (1, 4, 16):
+        check(tree(page_size, most_rows=9), mask=SequenceMask(False, window))
+
+
+def random_tail(batch, drafts, bits):
+    """Trees of drafts whose parents come before them or anywhere, or any bits; of some lengths."""
+    requests = len(batch.rows)
+    if bits == "any":
+        return {"tail": masks.tail_from_dense(torch.rand(requests, drafts, drafts).to(DEVICE) < choice((0.05, 0.4)))}
+    parents = torch.stack([(torch.rand(requests) * (t + 1)).int() - 1 for t in range(drafts)], 1)
+    if bits == "shuffled":
+        names = torch.randperm(drafts + 1).int()  # the last is the name of the root
+        names = torch.cat((names[names != drafts], torch.tensor([-1], dtype=torch.int32)))
+        parents = names[parents][:, names[:-1].argsort()]
+    tail, depth = masks.draft_tree(parents.to(DEVICE))
+    return {"tail": tail, "tail_depth": choice((None, depth))}
+
+
+@pytest.mark.parametrize("bits", ["ascending", "shuffled", "any"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_tails(causal, bits):
+    for page_size, drafts in itertools.product((1, 4, 16), (1, 7, 70)):
+        batch = tree(page_size, depth=2 + 70 // page_size, most_rows=choice((drafts, drafts + 5)))
+        lengths = choice((None, integers(len(batch.rows), most=drafts + 2)))
+        mask = SequenceMask(causal, tail_lens=lengths, **random_tail(batch, drafts, bits))
+        check(batch, mask=mask)
+        check(batch, mask=mask.replace(window_size=(5, -1)), alibi_slopes=torch.rand(HEADS_Q).to(DEVICE))
+
+
+def test_trees_list_their_pages_once():
+    batch = draw(16, [[0, 1, 2, 3], [0, 1, 4, 5]], [56, 60], [24, 24])
+    tail = random_tail(batch, 24, "shuffled")["tail"]
+    mask = SequenceMask(tail=tail)
+    forest = batch.forest(mask=mask)
+    assert distinct_pages(forest) == 2 + 2 + 2
+    check(batch, forest, mask)
+
+
+@pytest.mark.parametrize("layout", ["sequences", "pages"])
+def test_positions(layout):
+    for page_size in (1, 4, 16):
+        batch = tree(page_size, most_rows=9)
+        pages, most = batch.cache.k.shape[0], int(batch.cache.seqlens.max())
+        q_pos = integers(len(batch.q), most=most)
+        shape = (pages, page_size) if layout == "pages" else (choice((1, len(batch.rows))), most - 1)
+        for k_pos in (None, integers(*shape, most=most)):
+            mask = SequenceMask(q_pos=q_pos, k_pos=k_pos, key_layout=layout)
+            check(batch, mask=mask)
+            check(batch, mask=mask.replace(window_size=(5, -1)), alibi_slopes=torch.rand(HEADS_Q).to(DEVICE))
+            check(batch, mask=mask.replace(causal=False, window_size=(5, 3)))
+
+
+@pytest.mark.parametrize("row_blocks", [1, 2, 5])
+@pytest.mark.parametrize("rows", [1, 40, 300])
+def test_blocks(rows, row_blocks):
+    batch = tree(16, requests=4, depth=40, most_rows=rows)
+    for requests, heads in ((1, 1), (4, HEADS_KV)):
+        blocks = torch.rand(requests, heads, row_blocks, 4).to(DEVICE) < 0.6
+        for causal in (True, False):
+            check(batch, mask=SequenceMask(causal, block_mask=blocks))
+
+
+def test_masks_of_everything():
+    """Vectors by key head beside a tail, blocks or positions."""
+    for page_size in (1, 4, 16):
+        batch = tree(page_size, depth=2 + 40 // page_size, most_rows=12)
+        for causal, vectors in ((True, 2), (False, 4)):
+            mask = random_vectors(batch, causal, vectors, "sequences", HEADS_KV)
+            blocks = torch.rand(len(batch.rows), HEADS_KV, 1, 2).to(DEVICE) < 0.8
+            check(batch, mask=mask.replace(**random_tail(batch, 8, "ascending"), block_mask=blocks))
+            q_pos = integers(len(batch.q), most=100)
+            check(batch, mask=mask.replace(q_pos=q_pos, block_mask=blocks, window_size=(20, -1)))
+
+
+def hidden_from(rows, *keys, most):
+    """Vectors by sequences that hide keys from these rows on, for good."""
+    bounds = torch.full((len(rows), 1, most, 1), 2**31 - 1, dtype=torch.int32)
+    for request, (row, hidden) in enumerate(zip(rows, keys)):
+        bounds[request, 0, hidden] = row
+    return SequenceMask(bounds=bounds.to(DEVICE), key_layout="sequences")
+
+
+def test_pages_are_shared_where_rows_see_them_alike():
+    batch = draw(16, [[0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 2, 5]], [60, 60, 60], [1, 1, 1])
+    everywhere, nowhere = slice(0, 16), slice(0, 0)
+    for keys, wanted in (
+        ((nowhere, nowhere, nowhere), 3 + 3),
+        ((everywhere,) * 3, 2 + 3),  # nothing sees page 0, so it is not read
+        ((nowhere, slice(17, 20), slice(17, 20)), 2 + 2 + 3),
+        ((slice(5, 7), slice(17, 20), slice(33, 40)), 2 + 3 + 2 + 3),
+    ):
+        for mask in (hidden_from([50] * 3, *keys, most=64), hidden_from([50] * 3, *keys, most=40)):
+            forest = batch.forest(mask=mask)
+            assert distinct_pages(forest) == wanted
+            check(batch, forest, mask)
+
+
+def test_windows_by_vectors_share_what_they_show():
+    """First tokens and a window, of requests of several lengths."""
+    shared = list(range(20))
+    batch = draw(16, [[*shared, 20 + n] for n in range(6)], [320 + 16 * n % 17 for n in range(6)], [1] * 6)
+    key = torch.arange(336, dtype=torch.int32)
+    bounds = torch.where(key < 4, 2**31 - 1, key + 100)[None, None, :, None].to(DEVICE)
+    mask = SequenceMask(bounds=bounds, key_layout="sequences")
+    forest = batch.forest(mask=mask)
+    assert distinct_pages(forest) <= 1 + 8 + 6 * 2
+    check(batch, forest, mask)
 
 
 def test_every_page_is_listed_once():
@@ -140,9 +285,20 @@ def test_bits_of_the_plain_call(page_size):
     """Under batch_invariant, where requests of one split and of several lie side by side."""
     torch.manual_seed(5)
     invariance = {"batch_invariant": True, "split_size": 128}
-    for mask in (None, SequenceMask(window_size=(150, 0))):
+    for kind in ("causal", "window", "vectors", "blocks", "positions"):
         batch = tree(page_size, depth=700 // page_size)
-        forest = batch.forest(**invariance)
+        most, requests = int(batch.cache.seqlens.max()), len(batch.rows)
+        hidden = [slice(*sorted(torch.randint(most, (2,)).tolist())) for _ in range(requests)]
+        mask = {
+            "causal": None,
+            "window": SequenceMask(window_size=(150, 0)),
+            "vectors": hidden_from([0, most // 2] * (requests // 2) + [most], *hidden, most=most),
+            "blocks": SequenceMask(block_mask=torch.rand(1, HEADS_KV, 1, most // 128).to(DEVICE) < 0.7),
+            "positions": SequenceMask(
+                causal=False, window_size=(most // 2, 50), q_pos=integers(len(batch.q), most=most)
+            ),
+        }[kind]
+        forest = batch.forest(mask=mask, **invariance)
         assert distinct_pages(forest) < sum(-(-n // page_size) for n in batch.cache.seqlens.tolist())
         options = {"return_softmax_lse": True, "sink": torch.rand(HEADS_Q).to(DEVICE)}
         wanted = flashmask_with_kvcache(
@@ -170,11 +326,47 @@ def test_lengths_and_tables_may_grow():
         forest.update()
 
 
+@pytest.mark.skipif(os.environ.get("FLASHMASK_KERNELS", "auto") not in ("auto", "sm90"), reason="they promise L1 alone")
+def test_bits_of_requests_that_see_their_first_split_otherwise():
+    """The others have to be their own then, too: a row's splits are added in their order."""
+    batch = draw(128, [[*range(8), 8 + n] for n in range(4)], [1030] * 4, [1] * 4)
+    mask = hidden_from([0] * 4, *[slice(0, 10 * n) for n in range(4)], most=128)
+    invariance = {"batch_invariant": True, "split_size": 128}
+    wanted = flashmask_with_kvcache(batch.q, batch.cache, mask, cu_seqlens_q=batch.cu_seqlens_q, **invariance)
+    assert torch.equal(batch.forest(mask=mask, **invariance).attention(batch.q, batch.cache), wanted)
+    assert distinct_pages(batch.forest(mask=mask)) == 4 + 7 + 4  # with other bits
+
+
+def test_stores_into_a_mask_count_from_the_next_update():
+    batch = draw(16, [[0, 1, 2], [0, 1, 3]], [40, 44], [1, 1])
+    bounds = torch.full((len(batch.cache.k), 16, 1, 1), 2**31 - 1, dtype=torch.int32).to(DEVICE)
+    mask = SequenceMask(bounds=bounds, key_layout="pages")
+    forest = batch.forest(mask=mask)
+    plan = forest.plan(HEADS_Q, HEADS_KV, DIM)
+    for hidden, pages in ((0, 4), (3, 4), (16, 3)):  # a page of which nothing is seen is not read
+        bounds[batch.cache.page_table[0, 0].long(), :hidden] = 30
+        forest.update()
+        forest.update_plan(plan, batch.cache)
+        assert distinct_pages(forest) == pages
+        check(batch, forest, mask)
+        wanted = flashmask_with_kvcache(batch.q, batch.cache, mask, cu_seqlens_q=batch.cu_seqlens_q)
+        torch.testing.assert_close(forest.attention(batch.q, batch.cache, plan=plan), wanted, **TOLERANCE)
+
+
 def test_bad_values_stay_inside():
     batch = draw(16, [[0, 1, 2], [0, 1, 3]], [1000, -5], [1, 1])
     batch.cache.page_table[0, 0] = 10**6
     for cu_seqlens_q in ([0, 5, 1], [-3, 1, 2], [2, 2, 2]):
         forest = batch.forest(cu_seqlens_q=torch.tensor(cu_seqlens_q).int().to(DEVICE))
+        assert sorted(forest._places.tolist()) == [0, 1]
+        assert torch.isfinite(forest.attention(batch.q, batch.cache)).all()
+    bad = {"dtype": torch.int32, "device": DEVICE}
+    tail = {"tail": torch.full((2, 3, 1), -1, **bad), "tail_depth": torch.full((2, 3), 10**9, **bad)}
+    for mask in (
+        SequenceMask(tail_lens=torch.tensor([-7, 10**9], **bad), **tail),
+        SequenceMask(bounds=torch.full((1, 1, 99, 1), -(2**31), **bad), key_layout="sequences"),
+    ):
+        forest = batch.forest(mask=mask)
         assert sorted(forest._places.tolist()) == [0, 1]
         assert torch.isfinite(forest.attention(batch.q, batch.cache)).all()
 
@@ -196,11 +388,22 @@ def test_rows_of_no_request_are_zero():
     assert not out[3:].any() and torch.isneginf(lse[:, 3:]).all()
 
 
+def step_mask(kind, requests):
+    if kind == "causal":
+        return None
+    if kind == "tail":
+        tail, depth = masks.draft_tree(torch.tensor([[-1, 0, 0, 1]] * requests).to(DEVICE))
+        return SequenceMask(tail=tail, tail_depth=depth, window_size=(30, 0))
+    return hidden_from([40] * requests, *[slice(3 * n, 20) for n in range(requests)], most=64)
+
+
 @cuda_only
-def test_one_graph_serves_every_step():
+@pytest.mark.parametrize("kind", ["causal", "tail", "vectors"])
+def test_one_graph_serves_every_step(kind):
     torch.manual_seed(4)
-    batch = draw(16, [[0, 1, 2, 3], [0, 1, 4, 5], [0, 6, 7]], [33, 33, 17], [1, 1, 1])
-    forest = batch.forest()
+    batch = draw(16, [[0, 1, 2, 3], [0, 1, 4, 5], [0, 6, 7]], [33, 33, 17], [4, 1, 2])
+    mask = step_mask(kind, 3)
+    forest = batch.forest(mask=mask)
     plan, graph = forest.plan(HEADS_Q, HEADS_KV, DIM), torch.cuda.CUDAGraph()
 
     def step():
@@ -215,19 +418,54 @@ def test_one_graph_serves_every_step():
         batch.cache.seqlens.copy_(torch.tensor(lengths))
         graph.replay()
         assert torch.equal(out, step())
+        check(batch, forest, mask)
 
 
 def test_refusals():
     batch = draw(16, [[0, 1], [0, 2]], [20, 20], [1, 1])
     cache, forest = batch.cache, batch.forest()
     table = cache.page_table
-    for mask in (
-        SequenceMask(causal=False),
-        SequenceMask(bounds=torch.zeros(1, 1, 32, 1, dtype=torch.int32, device=DEVICE)),
-        SequenceMask(tail=torch.zeros(2, 1, 1, dtype=torch.int32, device=DEVICE)),
+    bounds, tail = (torch.zeros(*shape, dtype=torch.int32, device=DEVICE) for shape in ((1, 1, 32, 1), (2, 1, 1)))
+    for mask, message in (
+        (SequenceMask(causal=False), "mask.causal is False with window_size"),
+        (SequenceMask(bounds=bounds), "mask.bounds is given"),
+        (SequenceMask(tail=tail), "mask.tail is given"),
     ):
-        with pytest.raises(UnsupportedError, match="mask.(causal|bounds|tail) is"):
+        with pytest.raises(ValueError, match=message):
             forest.attention(batch.q, cache, mask)
+    own = SequenceMask(bounds=bounds, key_layout="sequences")
+    with pytest.raises(ValueError, match="mask.bounds is another tensor"):
+        batch.forest(mask=own).attention(batch.q, cache, own.replace(bounds=bounds.clone()))
+    with pytest.raises(ValueError, match="mask.bounds is None"):
+        batch.forest(mask=own).attention(batch.q, cache, SequenceMask())
+    q_pos = torch.zeros(2, dtype=torch.int32, device=DEVICE)
+    blocks = torch.ones(1, 3, 9, 1, dtype=torch.bool, device=DEVICE)
+    for refused, message in (
+        (SequenceMask(tail=tail, q_pos=q_pos), "mask.tail is given beside mask.q_pos"),
+        (SequenceMask(False, (-1, 3), tail=tail), r"mask.window_size is \(-1, 3\) beside mask.tail"),
+    ):
+        with pytest.raises(UnsupportedError, match=message):
+            batch.forest(mask=refused)
+    for wrong, message in (
+        (SequenceMask(bounds=bounds), "mask.key_layout is 'auto' beside bounds or k_pos"),
+        (own.replace(causal=False), r"mask.bounds has shape \[1, 1, 32, 1\]"),
+        (own.replace(bounds=bounds.expand(2, 2, 32, 1), block_mask=blocks), "mask.bounds has 2 heads and mask.block_m"),
+        (SequenceMask(tail_lens=q_pos), "mask.tail_lens is given and mask.tail is not"),
+        (SequenceMask(k_pos=bounds[0, ..., 0], key_layout="sequences"), "mask.k_pos is given and mask.q_pos is not"),
+        (SequenceMask(q_pos=q_pos[:1]), r"mask.q_pos has shape \[1\]; the forest is for \[2\] rows"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            batch.forest(mask=wrong)
+    with pytest.raises(TypeError, match="mask.q_pos is torch.int64"):
+        batch.forest(mask=SequenceMask(q_pos=q_pos.long()))
+    with pytest.raises(TypeError, match="mask is a dict"):
+        batch.forest(mask={})
+    for refused, name in (
+        (SequenceMask(tail=tail), "tail"),
+        (own.replace(bounds=bounds.expand(1, 1, 32, 2)), "bounds"),
+    ):
+        with pytest.raises(UnsupportedError, match=f"mask.{name} is given with batch_invariant"):
+            batch.forest(mask=refused, batch_invariant=True, split_size=128)
     with pytest.raises(UnsupportedError, match="out is given"):
         forest.attention(batch.q, cache, out=batch.q)
     with pytest.raises(TypeError, match="split_size is given; it is an argument of Forest.from_page_table"):
