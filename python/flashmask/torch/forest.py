@@ -43,7 +43,8 @@ class Forest:
 
     Pages before all rows of their requests are shared, by their numbers in the table: equal keys in different pages are
     read twice. Where a mask has vectors or blocks, neighbours share a page of whose keys each is seen by all of their
-    rows, or by none; a page that no row sees is not read. Drafts of a tail are never shared.
+    rows, or by none; a page that no row sees is not read. Drafts of a tail are never shared. Slots past a request's end
+    in its last page are read with a weight of 0: they must hold finite numbers.
     """
 
     @classmethod
