@@ -186,7 +186,15 @@ def serving(topics):
     ]
     titles = ["attention", "tokens/s", "ours over it", "tokens alike"]
     left_out = [f"{SERVED[name]} did not take part: {why}." for name, why in held["left_out"].items()]
-    return [*paragraph(said), *markdown_table(titles, rows), "", *(paragraph(" ".join(left_out)) if left_out else ())]
+    table = markdown_table(titles, rows)
+    return [
+        "## Continuous batching",
+        "",
+        *paragraph(said),
+        *table,
+        "",
+        *(paragraph(" ".join(left_out)) if left_out else ()),
+    ]
 
 
 def mma_sync(run, cells):
@@ -217,7 +225,6 @@ def lines(topics):
         *float8(held.get("float8", ())),
         *invariance(held.get("invariance", ())),
         *forests(topics),
-        *serving(topics),
         *(mma_sync(other, other["figures"]["decode"]["cells"]) if other else ()),
         *markdown_table(["", "us"], list(others(held))),
     ]

@@ -382,7 +382,7 @@ def pages(cases, topics):
     if of_tests := sections.tests(topics):
         lines = [*page_head("Tests on a GPU", "What passed, failed and was skipped."), *of_tests]
         add("tests.md", "Tests on a GPU", "`scripts/gpu-check tests`", lines)
-    decode = [*decode_page.lines(topics), "", *prefill_section.lines(topics)]
+    decode = [*decode_page.lines(topics), "", *prefill_section.lines(topics), "", *decode_page.serving(topics)]
     lines = [*page_head("Decode over paged caches", "Hopper's kernels over caches."), *decode]
     add(DECODE, "Decode over paged caches", "`scripts/gpu-check decode`", lines)
     lines = [*page_head("On the CPU", "The CPU backend beside PyTorch."), *sections.cpu_section()]

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """generate_batch over its paged cache, against generate() with eager attention, one request at a time."""
 
+import copy
+import os
+
 import pytest
 import torch
 from flashmask import UnsupportedError
@@ -11,6 +14,7 @@ from transformers import CompileConfig, ContinuousBatchingConfig, GenerationConf
 from transformers.generation.continuous_batching import PagedAttentionCache, initialization
 from transformers.generation.continuous_batching.cache_allocators import SlidingAttentionCacheAllocator
 
+DEVICE = os.environ.get("FLASHMASK_TEST_DEVICE", "cpu")
 PAGE = 8
 STEPS = 12
 ROWS = 64  # of all requests in a step
@@ -43,6 +47,21 @@ def test_tokens(name, attention):
     """Prompts longer than a step come in chunks, beside other requests' rows."""
     model, prompts = model_of(name), prompts_of(LENGTHS)
     assert together(model, prompts, attention) == [[x] for x in one_by_one(model, prompts)]
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="FLASHMASK_TEST_DEVICE is not cuda")
+@pytest.mark.parametrize("captured", [True, False])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral", "gemma2", "gpt_oss"])
+def test_tokens_on_a_gpu(name, captured, attention):
+    """In float16 each token is the likeliest in float32, or within rounding of it; captured steps come again."""
+    exact, prompts = model_of(name).to(DEVICE), prompts_of(LENGTHS)
+    got = together(copy.deepcopy(exact).half(), prompts, attention, use_cuda_graph=captured)
+    exact.set_attn_implementation("eager")
+    for prompt, (answer,) in zip(prompts, got, strict=True):
+        with torch.no_grad():
+            logits = exact(torch.tensor([prompt + answer], device=DEVICE)).logits[0, len(prompt) - 1 : -1]
+        behind = logits.amax(-1) - logits[torch.arange(STEPS), answer]
+        assert behind.max() <= 0.03 * logits.abs().max()
 
 
 def test_shared_blocks(attention, monkeypatch):
