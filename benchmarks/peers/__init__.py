@@ -10,7 +10,12 @@ from pathlib import Path
 
 from benchmarks import ROOT
 
-FILES = {"flashmask_v3": "libfmv3.so", "fa3": "libfa3.so", "fa3_cache": "_vllm_fa3_C.abi3.so"}
+FILES = {
+    "flashmask_v3": "libfmv3.so",
+    "fa3": "libfa3.so",
+    "fa3_xla": "libdew_flash_attn3.so",
+    "fa3_cache": "_vllm_fa3_C.abi3.so",
+}
 
 
 class LeftOut(Exception):
@@ -21,9 +26,9 @@ def folder():
     return Path(os.environ.get("FLASHMASK_PEERS") or ROOT / "build" / "peers")
 
 
-def library(name):
-    """The path of a peer's library; LeftOut if it is not there."""
-    path = folder() / FILES[name]
-    if not path.exists():
-        raise LeftOut(f"there is no {FILES[name]} in {folder()}")
-    return path
+def library(*names):
+    """The path of a peer's library, the first that is there of these; LeftOut if none is."""
+    for path in (folder() / FILES[name] for name in names):
+        if path.exists():
+            return path
+    raise LeftOut(f"there is no {' or '.join(FILES[name] for name in names)} in {folder()}")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """FlashAttention-3 (Dao-AILab/flash-attention, hopper) as operators of PyTorch: full, causal, and packed documents as
-sequences of their own. The wheel tokenspeed-fa3 has them (flash_attn_3/_C.abi3.so), forward alone.
+sequences of their own. The wheel tokenspeed-fa3 has them (flash_attn_3/_C.abi3.so), forward alone; both directions are
+in a build for XLA (fa3_xla.py), which is taken where both lie.
 
 Its calls allocate from PyTorch's cache, as they do for its users.
 """
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 
 from benchmarks.masks import paper_masks
-from benchmarks.peers import LeftOut, library
+from benchmarks.peers import FILES, LeftOut, fa3_xla, library
 
 # Mask: (causal, whether its documents are packed sequences)
 MASKS = {"full": (False, False), "causal": (True, False), "document": (False, True), "causal_document": (True, True)}
@@ -20,11 +21,15 @@ HEAD_DIMS = (64, 128, 192, 256)  # with values as wide: it runs others in larger
 
 @functools.cache
 def load():
+    """(the operators, the name of the file that has them)"""
+    path = library("fa3_xla", "fa3")
     try:
-        torch.ops.load_library(str(library("fa3")))
+        if path.name == FILES["fa3_xla"]:
+            return fa3_xla.load(path), path.name
+        torch.ops.load_library(str(path))
     except (OSError, RuntimeError) as error:
         raise LeftOut(f"torch {torch.__version__} does not load it: {str(error)[:200]}") from error
-    return torch.ops.flash_attn_3
+    return torch.ops.flash_attn_3, path.name
 
 
 def packed(lengths, batch):
@@ -43,7 +48,7 @@ class Call:
         causal, self.varlen = MASKS[mask]
         if head_dim not in HEAD_DIMS or v.shape[3] != head_dim:
             raise LeftOut(f"it has no kernels of head dims {head_dim} and {v.shape[3]}")
-        self.ops = load()
+        self.ops, self.file = load()
         self.sequences = {"softmax_scale": head_dim**-0.5, "is_causal": causal}
         if self.varlen:
             edges, longest = packed(paper_masks.document_lengths(np.random.default_rng(0), seqlen), batch)

@@ -15,7 +15,7 @@ from benchmarks import peers  # noqa: E402
 from benchmarks.instruments import matmul  # noqa: E402
 from benchmarks.masks import paper_masks  # noqa: E402
 from benchmarks.measure.gpu import backward_cell, forward_cell, paper  # noqa: E402
-from benchmarks.peers import fa3, flashmask_v3  # noqa: E402
+from benchmarks.peers import fa3, fa3_xla, flashmask_v3, xla_ffi  # noqa: E402
 
 SEQLEN, TOKENS, HIDDEN, HEAD_DIM = 1024, 2048, 64, 64
 EVERY_FORM = ("document", "qk_sparse", "global_sliding_window")  # all bounds, with a causal document's one vector
@@ -165,6 +165,77 @@ class Fa3:
                 x[part] = found.to(x.dtype)
 
 
+# --- FlashAttention-3's handlers of XLA -------------------------------------------------------------
+#
+# Structures are read word by word, as xla/ffi/api/c_api.h lays them out.
+
+XLA_DTYPES = {4: torch.int32, 11: torch.float32, 16: torch.bfloat16}
+XLA_SCALARS = {1: C.c_bool, 5: C.c_int64, 12: C.c_double}
+
+
+def words(address, count):
+    return list((C.c_uint64 * count).from_address(address)) if count else []
+
+
+def items(kind, count, types, addresses):
+    assert all(found == kind for found in (C.c_int * count).from_address(types))
+    return words(addresses, count)
+
+
+def tensors_at(*where):
+    for address in items(1, *where):
+        size, _, dtype, data, rank, dims = words(address, 6)
+        assert size == 8 * 6
+        yield memory(data, *words(dims, rank), dtype=XLA_DTYPES[dtype])
+
+
+def attributes_at(count, types, names, scalars):
+    named = [C.string_at(*words(address, 2)).decode() for address in words(names, count)]
+    assert named == sorted(named)
+    for name, address in zip(named, items(3, count, types, scalars)):
+        dtype, value = words(address, 2)
+        yield name, XLA_SCALARS[dtype].from_address(value).value
+
+
+def frame_at(address):
+    """(the address of the host's functions, tensors, results, attributes)"""
+    size, _, api, _, stage, *lists = words(address, 21)
+    assert (size, stage) == (8 * 21, 3)
+    return api, [*tensors_at(*lists[2:5])], [*tensors_at(*lists[7:10])], dict(attributes_at(*lists[12:]))
+
+
+def handler(function):
+    return C.CFUNCTYPE(C.c_void_p, C.c_void_p)(function)
+
+
+class XlaFa3:
+    def __init__(self):
+        for prefix in ("", "varlen_"):
+            setattr(self, f"dew_flash3_mha_{prefix}fwd", handler(self.fwd))
+            setattr(self, f"dew_flash3_mha_{prefix}bwd", handler(self.bwd))
+
+    @staticmethod
+    def mask(cu_seqlens, attributes):
+        assert attributes.pop("window_size_left") == attributes.pop("window_size_right") == -1
+        if cu_seqlens:
+            assert cu_seqlens[0].data_ptr() == cu_seqlens[1].data_ptr()
+            attributes |= {"cu_seqlens_q": cu_seqlens[0], "cu_seqlens_k": cu_seqlens[0]}
+            attributes["max_seqlen_q"] = attributes.pop("max_seqlen")
+        return attributes
+
+    def fwd(self, frame):
+        _, (q, k, v, *cu), (out, lse, *splits), attributes = frame_at(frame)
+        assert lse.shape == (*q.shape[:-3], q.shape[-2], q.shape[-3]) and [x.dim() for x in splits] == [4, 3]
+        out.copy_(Fa3().fwd(q, k, v, num_splits=1, **self.mask(cu, attributes))[0])
+
+    def bwd(self, frame):
+        _, (dout, q, k, v, out, lse, *cu), (dq, dk, dv, *scratch), attributes = frame_at(frame)
+        count = len(cu[0]) - 1 if cu else q.shape[0]
+        enough = q.shape[-2] * (q.shape[:-2].numel() + 128 * (count + 1))
+        assert [x.shape for x in scratch] == [(enough,)] * 2
+        Fa3().bwd(dout, q, k, v, out, lse, dq, dk, dv, **self.mask(cu, attributes))
+
+
 # --- Cells ------------------------------------------------------------------------------------------
 
 
@@ -188,7 +259,7 @@ def on_the_cpu(monkeypatch):
     monkeypatch.setattr(matmul, "SIZE", 64)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: types.SimpleNamespace(cuda_stream=0))
     monkeypatch.setattr(flashmask_v3, "load", V3)
-    monkeypatch.setattr(fa3, "load", Fa3)
+    monkeypatch.setattr(fa3, "load", lambda: (Fa3(), "stand-in"))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the library's threads are enough
     with OnTheCpu():
@@ -214,6 +285,7 @@ def measured(op, mask, heads_kv=None, contenders=EVERYWHERE, verify=True):
 def test_every_mask_is_handed_to_v3_as_it_takes_it(on_the_cpu, op, mask):
     cell, _, samples = measured(op, mask, contenders=("ours", "plan", "flashmask_v3", "fa3"), verify=False)
     assert "flashmask_v3" in samples and ("fa3" in samples) == (mask in fa3.MASKS) and cell.left_out == {}
+    assert cell.record == ({"fa3": {"library": "stand-in"}} if mask in fa3.MASKS else {})
 
 
 @pytest.mark.parametrize("op, more", [("fwd", {"dense", "plain"}), ("bwd", {"deterministic"})])
@@ -237,12 +309,54 @@ def test_grouped_heads(on_the_cpu, op, mask):
     assert set(samples) == expected | ({"fa3"} if mask == "full" else set()) and cell.left_out == {}
 
 
+@pytest.mark.parametrize("op", ["fwd", "bwd"])
+@pytest.mark.parametrize("mask", fa3.MASKS)
+def test_fa3_is_called_by_handlers_of_xla(on_the_cpu, monkeypatch, op, mask):
+    operators = fa3_xla.Operators(XlaFa3(), torch.device("cpu"))
+    monkeypatch.setattr(fa3, "load", lambda: (operators, "stand-in"))
+    cell, _, samples = measured(op, mask, contenders=("ours", "plan", "fa3"), verify=False)
+    assert "fa3" in samples and cell.left_out == {}
+
+
+def test_a_handler_of_xla_asks_its_host(monkeypatch):
+    """For the stream, the device, scratch memory, and an error that becomes an exception."""
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: types.SimpleNamespace(cuda_stream=0x1234))
+    asked = {}
+
+    def ask(api, place, *fields):
+        """Calls a function of the host's; (what it returned, the fields after it)"""
+        arguments = (C.c_uint64 * (2 + len(fields)))(8 * (2 + len(fields)), 0, *fields)
+        function = C.CFUNCTYPE(C.c_void_p, C.c_void_p)(words(api, 7 + place)[-1])
+        return function(C.addressof(arguments)), arguments[2:]
+
+    def refuse(frame):
+        api = frame_at(frame)[0]
+        asked["stream"], asked["ordinal"] = ask(api, 4, 0, 0)[1][1], ask(api, 17, 0, 7)[1][1]
+        asked["scratch"] = ask(api, 9, 0, 4096, 256, 0)[1][3]
+        memory(asked["scratch"], 2048).fill_(1)
+        asked["held"] = len(host.scratch)
+        ask(api, 10, 0, 4096, asked["scratch"])
+        first, message = (ask(api, 0, C.cast(text, C.c_void_p).value, 3)[0] for text in (b"another", b"no such mask"))
+        asked["message"] = C.string_at(ask(api, 1, first, 0)[1][1])
+        ask(api, 2, first)
+        return message
+
+    host = xla_ffi.Host(torch.device("cpu"))
+    with pytest.raises(RuntimeError, match="^no such mask$"):
+        host.call(handler(refuse), [torch.zeros(2, 3)], [], is_causal=True)
+    scratch = asked.pop("scratch")
+    assert scratch and asked == {"stream": 0x1234, "ordinal": 0, "held": 1, "message": b"another"}
+    assert host.scratch == {} and host.errors == {}
+    with pytest.raises(ValueError, match="contiguous tensors alone"):
+        host.call(handler(refuse), [torch.zeros(2, 3).T], [])
+
+
 def test_what_a_build_of_fa3_has_not_is_left_out(on_the_cpu, monkeypatch):
     class ForwardAlone(Fa3):
         def bwd(self, *_, **__):
             raise RuntimeError("This flash attention build does not support backward.")
 
-    monkeypatch.setattr(fa3, "load", ForwardAlone)
+    monkeypatch.setattr(fa3, "load", lambda: (ForwardAlone(), "stand-in"))
     assert "fa3" in measured("fwd", "full", contenders=("ours", "plan", "fa3"), verify=False)[2]
     cell, _, samples = measured("bwd", "full", contenders=("ours", "plan", "fa3"), verify=False)
     assert "fa3" not in samples and "does not support backward" in cell.left_out["fa3"]

@@ -245,16 +245,22 @@ def test_a_peer_is_found_where_it_lies(tmp_path, monkeypatch):
         peers.library("fa3")
     (tmp_path / "libfa3.so").touch()
     assert peers.library("fa3") == tmp_path / "libfa3.so"
+    with pytest.raises(peers.LeftOut, match=f"there is no libfmv3.so or libdew_flash_attn3.so in {tmp_path}"):
+        peers.library("flashmask_v3", "fa3_xla")
+    (tmp_path / "libdew_flash_attn3.so").touch()
+    assert peers.library("fa3_xla", "fa3") == tmp_path / "libdew_flash_attn3.so"
     monkeypatch.delenv("FLASHMASK_PEERS")
     assert peers.folder() == ROOT / "build" / "peers"
 
 
-def test_what_is_no_library_of_this_torch_is_left_out(tmp_path, monkeypatch):
+@pytest.mark.parametrize("file", ["libfa3.so", "libdew_flash_attn3.so"])
+def test_what_is_no_library_of_this_torch_is_left_out(tmp_path, monkeypatch, file):
     pytest.importorskip("torch")
     from benchmarks.peers import fa3
 
     monkeypatch.setenv("FLASHMASK_PEERS", str(tmp_path))
-    (tmp_path / "libfa3.so").write_bytes(b"no library")
+    fa3.load.cache_clear()
+    (tmp_path / file).write_bytes(b"no library")
     with pytest.raises(peers.LeftOut, match="torch .* does not load it"):
         fa3.load()
 

@@ -115,7 +115,7 @@ class GpuBackwardCell(GpuCell):
             forward = fa3.Forward(self.cell.mask, self.q, self.k, self.v)
             forward()
             call = fa3.Backward(self.cell.mask, forward, self.q, self.k, self.v, self.dout, self.peer_gradients())
-            return self.of_peer("fa3", call)
+            return self.of_fa3(call)
 
     def add_flex(self):
         call, result, self.record["flex"] = flex_backward(*self.peer_tensors(), self.mask_mod)

@@ -228,7 +228,11 @@ class GpuCell:
 
     def add_fa3(self):
         if self.cell.mask in fa3.MASKS:
-            return self.of_peer("fa3", fa3.Forward(self.cell.mask, self.q, self.k, self.v))
+            return self.of_fa3(fa3.Forward(self.cell.mask, self.q, self.k, self.v))
+
+    def of_fa3(self, call):
+        self.record["fa3"] = {"library": call.file}
+        return self.of_peer("fa3", call)
 
     def add_flex(self):
         peer = FlexPeer(*self.heads_first(), self.mask_mod)
