@@ -139,7 +139,7 @@ def test_steps_of_single_rows(attention, monkeypatch, most_blocks):
 
 
 def test_settings(attention, monkeypatch):
-    """What transformers decides by the name of an attention, it decides for ours as for one without masks."""
+    """Decisions that transformers makes by the name of an attention are those of one without masks."""
     monkeypatch.setattr(initialization, "get_accelerator_graph_name", lambda: "cuda")
     resolve, settings = initialization.resolve_continuous_batching_config, ContinuousBatchingConfig()
     for name, takes_tables in (("llama", True), ("mistral", False)):

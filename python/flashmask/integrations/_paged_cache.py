@@ -66,17 +66,17 @@ def _join_settings():
         return getattr(config, "_attn_implementation", None) in _paged_names.values()
 
     @functools.wraps(has_no_masks)
-    def others_have_none(config=None, *arguments, **by_name):
+    def maskless(config=None, *arguments, **by_name):
         return is_ours(config) or has_no_masks(config, *arguments, **by_name)
 
     @functools.wraps(check_tables)
-    def check_tables_of_others(config, *arguments, **by_name):
+    def refuse_tables(config, *arguments, **by_name):
         kinds = map(initialization.ATTN_TYPE_TO_ALLOCATOR.get, initialization.group_layers_by_attn_type(config))
         if not is_ours(config) or not all(kind.supports_block_table for kind in kinds):
             check_tables(config, *arguments, **by_name)
 
-    initialization.is_flash_attention_requested = cache.is_flash_attention_requested = others_have_none
-    initialization.ensure_decode_fast_path_is_available = check_tables_of_others
+    initialization.is_flash_attention_requested = cache.is_flash_attention_requested = maskless
+    initialization.ensure_decode_fast_path_is_available = refuse_tables
 
 
 @functools.cache  # once

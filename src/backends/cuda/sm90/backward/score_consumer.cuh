@@ -166,7 +166,7 @@ class ScoreConsumer {
   /// more than 16.
   static constexpr int kScores = Traits::kScoreRows / 2, kEarlyWeights = kScores <= 16 ? kScores : kPart == 8 ? 24 : 0;
 
-  /// What makes scores of products: nothing, a softcap alone, or a softcap, ALiBi or both.
+  /// How products become scores: as they are, by a softcap alone, or by a softcap, ALiBi or both.
   enum class Transform { kNone, kCap, kAny };
   /// The features of most tiles, as constants: without branches between them, the compiler interleaves the steps of one
   /// part with those of another.
