@@ -54,6 +54,8 @@ def test_tokens(name, attention):
 @pytest.mark.parametrize("name", ["llama", "qwen3", "mistral", "gemma2", "gpt_oss"])
 def test_tokens_on_a_gpu(name, captured, attention):
     """In float16 each token is the likeliest in float32, or within rounding of it; captured steps come again."""
+    if captured and name == "gpt_oss":
+        pytest.skip("transformers' experts read which of them are hit on the host, in every step")
     exact, prompts = model_of(name).to(DEVICE), prompts_of(LENGTHS)
     got = together(copy.deepcopy(exact).half(), prompts, attention, use_cuda_graph=captured)
     exact.set_attn_implementation("eager")

@@ -72,9 +72,10 @@ def with_indices(part, mask, rows, keys):
     offset = _offset(mask)
     if abs(offset) > _FARTHEST:
         raise ValueError(f"q_offset is {offset}; where rows and keys have positions it is within 2^30 of 0")
-    k_pos = [_indices(segments, mask.device, torch.int32) for segments in keys]
+    device = mask.device if part.device is None else part.device
+    k_pos = [_indices(segments, device, torch.int32) for segments in keys]
     k_pos = torch.stack([torch.nn.functional.pad(x, (0, part.seqlen_k - len(x))) for x in k_pos])
-    q_pos = _indices(rows, mask.device, torch.int32)[None] + offset
+    q_pos = _indices(rows, device, torch.int32)[None] + offset
     return part.replace(q_offset=None, q_pos=q_pos, k_pos=k_pos)
 
 
