@@ -3,9 +3,9 @@
 FLASHMASK_TEST_DEVICE=cuda."""
 
 import json
-import re
 import math
 import os
+import re
 
 import pytest
 import torch
