@@ -5,6 +5,7 @@ import pytest
 import torch
 from devices import DEVICE
 from flashmask import Mask, UnsupportedError, masks
+from flashmask.torch.mask_gather import with_indices
 from mask_cases import draw_mask
 
 
@@ -85,3 +86,10 @@ def test_errors():
     blocked = Mask(300, 300, block_mask=torch.ones(1, 1, 3, 3, dtype=torch.bool))
     with pytest.raises(UnsupportedError, match=r"rows.*\(0, 100\).*128"):
         blocked.gather([(0, 100), (128, 300)])
+
+
+def test_positions_lie_beside_the_bounds():
+    """The whole mask may have no tensors, and so no device."""
+    whole, part = masks.causal(64), masks.causal_document(seqlens=[20, 44]).to("meta")
+    placed = with_indices(part, whole, [(0, 64)], [[(0, 64)]])
+    assert whole.device is None and placed.q_pos.device == placed.k_pos.device == part.device
