@@ -202,18 +202,14 @@ class ScoreConsumer {
   __device__ __forceinline__ void by_features(bool partial, const Function& run) {
     const QueryTile& query = shared_.tile[ring_.stage()].query;
     const Score score(p_, query.batch, query.head);
-    const bool transforms = score.form == cuda::ScoreForm::kOther, drops = AnyFeatures::drops(weights_);
-    if (Weights::kMayDrop && score.only_caps() && !drops && !partial) {
-      run(KnownFeatures<Transform::kCap, false, false>(), score);
-    } else if (Weights::kMayDrop && transforms && !drops && !partial) {
-      run(KnownFeatures<Transform::kAny, false, false>(), score);
-    } else if (Weights::kMayDrop && transforms && !drops) {
-      run(KnownFeatures<Transform::kAny, false, true>(), score);
-    } else if (Weights::kMayDrop && !transforms && drops && !partial) {
-      run(KnownFeatures<Transform::kNone, true, false>(), score);
-    } else {
-      run(AnyFeatures{partial}, score);
+    if constexpr (Weights::kMayDrop) {
+      const bool transforms = score.form == cuda::ScoreForm::kOther, drops = weights_.drops();
+      if (score.only_caps() && !drops && !partial) return run(KnownFeatures<Transform::kCap, false, false>(), score);
+      if (transforms && !drops && !partial) return run(KnownFeatures<Transform::kAny, false, false>(), score);
+      if (transforms && !drops) return run(KnownFeatures<Transform::kAny, false, true>(), score);
+      if (!transforms && drops && !partial) return run(KnownFeatures<Transform::kNone, true, false>(), score);
     }
+    run(AnyFeatures{partial}, score);
   }
 
   /// Once S is there, computes the early weights: P as dV takes it, without dropped weights, and in place of S the
