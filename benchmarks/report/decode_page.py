@@ -172,8 +172,8 @@ def serving(topics):
         f"Continuous batching of transformers {held['transformers']}, {held['requests']} requests at once to a random "
         f"bfloat16 Llama of {held['model']['num_hidden_layers']} layers and {held['model']['hidden_size']} dimensions, "
         f"with {held['prompt_tokens']:,} tokens of prompts and {held['answer_tokens']} of each answer ({run['date']}, "
-        f"{run['device']}; `scripts/gpu-check serving`). Answers of random weights hang on rounding: they part at the "
-        "first token that two kernels round to different sides."
+        f"{run['device']}; `scripts/gpu-check serving`). With random weights the answers depend on rounding: "
+        "they differ from the first token on whose best two logits are closer than that."
     )
     rows = [
         [

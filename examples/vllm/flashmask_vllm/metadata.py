@@ -65,21 +65,18 @@ class Plans:
 
 @dataclasses.dataclass
 class SharedBlocks:
-    """Plans of decoding steps whose requests read common blocks once. vLLM writes each step into the same tensors, of
-    which the forest has these."""
+    """Plans of decoding steps whose requests read common blocks once. vLLM writes each step into the same memory, of
+    which the forest was given these tensors."""
 
-    block_table: torch.Tensor
-    seq_lens: torch.Tensor
-    query_start_loc: torch.Tensor
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     forest: Forest
     made: dict[Sight, CachePlan] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(cls, step: FlashMaskMetadata, page_size: int) -> SharedBlocks:
-        tensors = (step.block_table, step.seq_lens, step.query_start_loc)
-        table, lengths, starts = tensors
+        table, lengths, starts = step.tensors
         options = {"rows": step.num_actual_tokens, "batch_invariant": envs.VLLM_BATCH_INVARIANT}
-        return cls(*tensors, Forest.from_page_table(table, lengths, page_size, cu_seqlens_q=starts, **options))
+        return cls(step.tensors, Forest.from_page_table(table, lengths, page_size, cu_seqlens_q=starts, **options))
 
     def updated(
         self, step: FlashMaskMetadata, sight: Sight, mask: SequenceMask, layer: Any, cache: KvCache
@@ -117,13 +114,13 @@ class FlashMaskMetadata(AttentionMetadata):
             self.planned[sight] = mask, self.plans.updated(self, sight, mask, layer, cache)
         return self.planned[sight]
 
+    @property
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self.block_table, self.seq_lens, self.query_start_loc
+
     def share(self, shared: SharedBlocks) -> None:
-        """Attends over blocks that requests share, of a step that was of the same tensors."""
-        self.block_table, self.seq_lens, self.query_start_loc = (
-            shared.block_table,
-            shared.seq_lens,
-            shared.query_start_loc,
-        )
+        """Has the step's requests read common blocks once, by what an earlier step in the same memory made."""
+        self.block_table, self.seq_lens, self.query_start_loc = shared.tensors
         self.plans = shared
 
     def _mask(self, sight: Sight) -> SequenceMask:
@@ -197,8 +194,7 @@ class FlashMaskMetadataBuilder(AttentionMetadataBuilder[FlashMaskMetadata]):
         return metadata
 
     def _share(self, step: FlashMaskMetadata, page_size: int) -> None:
-        tensors = (step.block_table, step.seq_lens, step.query_start_loc)
-        key = (step.num_actual_tokens, *((x.data_ptr(), x.shape) for x in tensors))
+        key = (step.num_actual_tokens, *((x.data_ptr(), x.shape) for x in step.tensors))
         if key in self.shared:
             self.shared[key].forest.update()
         else:

@@ -53,8 +53,8 @@ def _join_continuous_batching():
 
 @functools.cache  # once
 def _join_settings():
-    """By their names transformers knows which attention has no masks, and so is given graphs, and tables of pages: they
-    spare a step of single rows the index of every token."""
+    """transformers tells by its name whether an attention needs masks. One that needs none gets CUDA graphs, and page
+    tables in steps of single rows, in place of the index of every token."""
     try:
         from transformers.generation.continuous_batching import cache, initialization
     except ImportError:  # of versions without it

@@ -42,9 +42,9 @@ class Forest:
     plain call's within rounding.
 
     Pages before all rows of their requests are shared, by their numbers in the table: equal keys in different pages are
-    read twice. Where a mask has vectors or blocks, neighbours share a page of whose keys each is seen by all of their
-    rows, or by none; a page that no row sees is not read. Drafts of a tail are never shared. Slots past a request's end
-    in its last page are read with a weight of 0: they must hold finite numbers.
+    read twice. Where a mask has vectors or blocks, neighbours share a page in which each key is seen by all of their
+    rows or by none of them; a page that no row sees is not read. Drafts of a tail are never shared. Slots past a
+    request's end in its last page are read with a weight of 0: they must hold finite numbers.
     """
 
     @classmethod
@@ -71,12 +71,12 @@ class Forest:
         mask: of the calls; None: causal. Its tensors are borrowed, and update() reads them. Beside bounds or k_pos its
             key_layout has to be said.
 
-        Its memory is 12 bytes for each key that the table has room for, of which vectors and blocks multiply 8 by their
-        heads. Masks that may hide a key from rows between others of its request, vectors with ends and blocks of rows,
-        multiply all by the most runs of rows that may see a key, and a tail adds a few pages for each request.
+        It takes 12 bytes for each key that the table has room for; with vectors or blocks by head, 4 and 8 for each
+        head. A mask that may hide a key from a row between two that see it (vectors with ends, several blocks of rows)
+        takes that for each run of rows that may see a key, and a tail adds a few pages for each request.
 
-        Raises TypeError or ValueError if an argument is wrong, and UnsupportedError naming what a forest has not: a
-        tail beside q_pos or beside a window with a right side, and with batch_invariant what multiplies runs, or tails.
+        Raises TypeError or ValueError if an argument is wrong, and UnsupportedError for a tail beside q_pos or beside a
+        window with a right side, and with batch_invariant for tails and for masks that may need several runs.
         """
         for name, x, shape, more in (
             ("page_table", page_table, "[batch, max_pages]", 0),
@@ -198,8 +198,8 @@ class Forest:
         validate: as there, of the requests' own lengths and tables.
         options: the others of flashmask_with_kvcache; alibi_slopes are [heads_q].
 
-        Raises as flashmask_with_kvcache does, ValueError if the mask is another, and UnsupportedError for what a forest
-        has not: the options out and lse, and slopes by batch entry.
+        Raises as flashmask_with_kvcache does, ValueError if the mask is another, and UnsupportedError for the options
+        out and lse and for slopes by batch entry.
         """
         _refuse_options(options)
         one_mask = self._as_one_mask(mask, options.get("alibi_slopes") is not None)
