@@ -102,7 +102,10 @@ def mask_name(name):
 def others(held):
     for row in held["masks"]:
         yield from ([f"{row['cell']}: {mask_name(name)}", f"{us:.1f}"] for name, us in row["us"].items())
-    yield from ([f"`plan.update`, {row['update']}", f"{row['us']:.1f}"] for row in held["updates"])
+    for row in held["updates"]:
+        yield [f"`plan.update`, {row['update']}", f"{row['us']:.1f}"]
+        if "host_us" in row:
+            yield [f"the host's time of it, {row['update']}", f"{row['host_us']:.1f}"]
     for row in held["host"]:
         name = PEERS.get(row["contender"], "ours")
         yield [f"the host's time of a call, {name}", f"{row['us']:.1f}"]

@@ -196,7 +196,7 @@ def steps(monkeypatch):
         "ONE_SPLIT": small,
     }.items():
         monkeypatch.setattr(decode_shapes, name, value)
-    bars = {"LARGE_MB": 0.2, "TREE_OVER": {}, "SHARE_US": 1e9, "HOST_US": 1e9}  # all times are 1
+    bars = {"LARGE_MB": 0.2, "TREE_OVER": {}, "SHARE_US": 1e9, "HOST_US": 1e9, "UPDATE_HOST_US": 1e9}  # all times are 1
     bars |= {"FLOAT8_OVER_PEERS": 1, "OVER_ONE_SPLIT": 1}
     for name, value in bars.items():
         monkeypatch.setattr(decode_bars, name, value)
@@ -421,7 +421,7 @@ def test_bars_of_all():
     cells = [cell_of(over_ours={"fa3": 0.96}), cell_of(over_ours={"fa3": 1.02}), cell_of(mb=400, over_ours={"fa3": 2})]
     cells.append(cell_of(page=1, over_ours={"fa3": 0.1}))  # no cell of the grid
     updates = [
-        {"update": "64 x 8192, causal", "us": 6.1, "vector_mb": 0},
+        {"update": "64 x 8192, causal", "us": 6.1, "vector_mb": 0, "host_us": 15.1},
         {"update": "64 x 8192, vectors", "us": 6.1, "vector_mb": 2.1},
         {"update": "1 x 1, causal", "us": 1e3, "vector_mb": 0},
     ]
@@ -434,6 +434,7 @@ def test_bars_of_all():
         "a tree: a tree over XQA's",
         "few keys: evicted, its time over what its blocks allow",
         "plan.update 64 x 8192, causal: microseconds over 6.0",
+        "plan.update 64 x 8192, causal: microseconds of the host",
         "microseconds of the host in a call",
     ]
 
@@ -445,7 +446,7 @@ def test_the_page_of_a_receipt():
     figures = {
         "cells": cells,
         "masks": [{"cell": "16 x 16384", "us": {"ours": 1.0, "fa3": 2.0, "tree": 3.0, "xqa_tree": 4.0}}],
-        "updates": [{"update": "64 x 8192, causal", "us": 6.7, "vector_mb": 0}],
+        "updates": [{"update": "64 x 8192, causal", "us": 6.7, "vector_mb": 0, "host_us": 9.6}],
         "host": [{"contender": "ours", "us": 40.0}],
         "versions": {"flashinfer": "0.6"},
         "stream_gb_per_s": {},
@@ -455,6 +456,7 @@ def test_the_page_of_a_receipt():
     assert decode_page.lines({}) == []
     assert "| 1 x 1024 | 10.0 (0.90) |" in text and "| 64 x 1024 | 10.0 |" in text
     assert "98.0 %" in text and "XQA, the tree" in text and "FlashInfer 0.6" in text
+    assert "| the host's time of it, 64 x 8192, causal | 9.6 |" in text
     assert len([bar for bar in missed_bars.of_decode({"decode": run}) if not bar.passed]) == 6
 
 

@@ -78,7 +78,8 @@ def line_of(row):
         return cell_line(row)
     if "cell" in row:
         return f"      {row['cell']}: " + ", ".join(f"{name} {us:.1f} us" for name, us in row["us"].items())
-    return f"      {row.get('update') or 'the host, a call of ' + row['contender']}: {row['us']:.1f} us"
+    of_host = f", the host {row['host_us']:.1f} us" if "host_us" in row else ""
+    return f"      {row.get('update') or 'the host, a call of ' + row['contender']}: {row['us']:.1f} us{of_host}"
 
 
 def measure(steps, figures, budget, save):

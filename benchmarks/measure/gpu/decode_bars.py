@@ -17,7 +17,7 @@ TREE, TREE_OVER = 1.05, {"flashinfer": 2.4, "xqa": 1.0}  # a tree's time over ca
 SHARE_FACTOR, SHARE_US = 1.2, 6  # of a mask that leaves few blocks: its share of the whole time, and microseconds more
 # plan.update in microseconds, and with vectors the time of their bytes at a share of the stream more
 UPDATES, VECTORS_OF_STREAM = {"64 x 8192": 6, "256 x 32768": 12, "4096 x 128": 40}, 0.7
-HOST_US = 25  # of a call
+HOST_US, UPDATE_HOST_US = 25, 15  # of a call, and of plan.update
 # Kernels of mma.sync over FlashInfer's, in cells that read so much.
 MMA_SYNC, MMA_SYNC_MB, MMA_SYNC_OVER = "sm80", 100, 1.0
 # A float8 cache: speed over a bfloat16 one, over the best peer's, and the time of a scale for each token and head.
@@ -112,12 +112,16 @@ def of_mask(row):
 
 
 def of_update(row, stream):
-    """The bar of one plan.update. `stream`: GB/s."""
+    """The bars of one plan.update. `stream`: GB/s."""
     size = row["update"].split(",")[0]
     if size not in UPDATES or (row["vector_mb"] and not stream):
         return []
     most = UPDATES[size] + (row["vector_mb"] * 1e3 / (VECTORS_OF_STREAM * stream) if row["vector_mb"] else 0)
-    return [check_at_most(f"plan.update {row['update']}: microseconds over {most:.1f}", row["us"] / most, 1)]
+    found, name = [], f"plan.update {row['update']}"
+    found.append(check_at_most(f"{name}: microseconds over {most:.1f}", row["us"] / most, 1))
+    if "host_us" in row:
+        found.append(check_at_most(f"{name}: microseconds of the host", row["host_us"], UPDATE_HOST_US))
+    return found
 
 
 def of_all(figures):
