@@ -93,8 +93,8 @@ def line_of(figures):
 
 def own_hashes(hashes):
     """The hashes of kernels that may have run."""
-    of_heads = f".bf16.d{HEAD_DIM}.dv{HEAD_DIM}."
-    return {i: hashes[i] for i in sorted(hashes) if ".cache." in i or (of_heads in i and ".bwd." not in i)}
+    of_heads = f".decode.bf16.d{HEAD_DIM}.dv{HEAD_DIM}."
+    return {i: hashes[i] for i in sorted(hashes) if ".cache." in i or of_heads in i}
 
 
 def workload_of(arguments):
