@@ -108,9 +108,9 @@ def test_one_graph_serves_all_lengths(name):
         assert torch.equal(out, flashmask_with_kvcache(device_q, cache, mask))
 
 
-def padded(x):
+def padded(x, nan=math.nan):
     """x in memory where no row begins on a boundary, between NaN."""
-    wide = torch.full((*x.shape[:-1], x.shape[-1] + 3), math.nan, dtype=x.dtype, device=x.device)
+    wide = torch.full((*x.shape[:-1], x.shape[-1] + 3), nan, dtype=x.dtype, device=x.device)
     wide[..., 1:-2] = x
     return wide[..., 1:-2]
 
@@ -201,7 +201,10 @@ def test_append_writes_the_scales_that_the_cpu_writes(scale_shape, by_slots):
     assert all(torch.equal(a, b) for a, b in zip(*kept)) and not torch.equal(kept[0][1], torch.ones(2, *scale_shape))
 
 
-FLOAT8 = pytest.mark.skipif(os.environ.get("FLASHMASK_KERNELS") == "sm90", reason="kernels that read no float8")
+FLOAT8 = pytest.mark.skipif(
+    os.environ.get("FLASHMASK_KERNELS") == "sm90", reason="kernels that read float8 for many rows alone"
+)
+IS_HOPPER = os.environ.get("FLASHMASK_KERNELS", "auto") in ("auto", "sm90")
 
 
 def in_float8(x, scale):
@@ -223,10 +226,23 @@ def dequantised(cache):
     return KvCache(*wide, cache.page_table.cpu(), cache.seqlens.cpu())
 
 
+def kernel_of(q, cache, *arguments, **options):
+    return json.loads(explain(q, cache, *arguments, **options))["kernel"]
+
+
 @FLOAT8
 @pytest.mark.parametrize("scale_shape", [(1,), (2,), (PAGES, 1, 1), (PAGES, PAGE, 2)])
 @pytest.mark.parametrize(
-    "dim, rows, name", [(64, 1, "causal"), (128, 3, "bounds"), (128, 9, "window"), (256, 3, "tree")]
+    "dim, rows, name",
+    [
+        (64, 1, "causal"),
+        (128, 3, "bounds"),
+        (128, 9, "window"),
+        (256, 3, "tree"),
+        (64, 40, "tree"),
+        (96, 33, "blocks"),
+        (128, 50, "bounds"),
+    ],
 )
 def test_float8_caches(dim, rows, name, scale_shape):
     q, k, v, table = draw(dim=dim, rows=rows)
@@ -244,22 +260,109 @@ def test_float8_caches(dim, rows, name, scale_shape):
 
 
 @FLOAT8
-def test_a_graph_over_a_float8_cache_serves_all_lengths():
-    q, k, v, table = draw(dim=128, rows=1)
+@pytest.mark.parametrize("rows", [1, 20])
+def test_a_graph_over_a_float8_cache_serves_all_lengths(rows):
+    q, k, v, table = draw(dim=128, rows=rows)
     lengths = torch.full((4,), 160, dtype=torch.int32)
     device_q, cache = on("cuda", q, k, v, table, lengths)
     cache = float8_cache(cache, (PAGES, PAGE, 2))
-    plan, out = CachePlan(4, 4, 160, 8, 2, 128, device="cuda", float8=True), torch.empty_like(device_q)
-    plan.update(None, cache)
+    plan, out = CachePlan(4, 4 * rows, 160, 8, 2, 128, device="cuda", float8=True), torch.empty_like(device_q)
+    plan.update(None, cache, rows=rows)
     flashmask_with_kvcache(device_q, cache, plan=plan, out=out)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        plan.update(None, cache)
+        plan.update(None, cache, rows=rows)
         flashmask_with_kvcache(device_q, cache, plan=plan, out=out)
     for some in ([1, 2, 3, 4], [160, 0, 64, 128], [0, 0, 0, 7]):
         cache.seqlens.copy_(torch.tensor(some))
         graph.replay()
         assert torch.equal(out, flashmask_with_kvcache(device_q, cache))
+
+
+@pytest.mark.parametrize("name", ["causal", "drafts", "window", "bounds", "tree", "blocks"])
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (72, 40)])
+@pytest.mark.parametrize("by", ["tensor", "head", "page", "token and head"])
+def test_float8_prefill_beside_decode(name, dims, by):
+    """Tall tiles over e4m3, with requests of many rows, of few, of none, and of more rows than keys. Scales are far
+    apart, as no key that a row sees may cost another its digits."""
+    dim, dim_v = dims
+    wide = long_cache(dim, (800, 300, 513, 40, 0), dim_v=dim_v)
+    pages, page = wide.k.shape[:2]
+    shape = {"tensor": (1,), "head": (2,), "page": (pages, 1, 1), "token and head": (pages, page, 2)}[by]
+    scales = [2.0 ** torch.randint(-20, most, shape, device="cuda") for most in (-3, 11)]
+    stored = [in_float8(x.float() * 4, torch.ones(1, device="cuda")) for x in (wide.k, wide.v)]
+    cache, mask = KvCache(*stored, wide.page_table, wide.seqlens, *scales), invariant_masks(wide)[name]
+    ends = torch.tensor([0, 300, 301, 350, 400, 420], dtype=torch.int32)
+    q = torch.randn(420, 8, dim, device="cuda").bfloat16()
+    options = {"cu_seqlens_q": ends.cuda()}
+    out, lse = flashmask_with_kvcache(q, cache, mask, return_softmax_lse=True, **options)
+    exact = [(x.double() * scale.double()[..., None]).cpu() for x, scale in zip(stored, scales)]
+    double = KvCache(*exact, wide.page_table.cpu(), wide.seqlens.cpu())
+    want, want_lse = flashmask_with_kvcache(
+        q.double().cpu(), double, moved(mask, "cpu"), cu_seqlens_q=ends, return_softmax_lse=True, backend="reference"
+    )
+    largest = want.abs().amax(-1, keepdim=True)
+    assert ((out.cpu().double() - want).abs() <= 2e-2 * largest + 1e-30).all()
+    torch.testing.assert_close(lse.cpu().double(), want_lse, atol=1e-3, rtol=1e-3)
+    assert kernel_of(q, cache, mask, **options).startswith("sm90.") == IS_HOPPER
+    assert torch.equal(out, flashmask_with_kvcache(q, cache, mask, max_ctas=5, **options))
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("scale_shape", [(1,), (2,)])
+def test_bits_over_float8_do_not_depend_on_pages_or_ctas(dim, scale_shape):
+    """Copies by TMA, by 16 bytes and by bytes; factors of a head, and the same ones for each key."""
+    q, k, v, table = draw(dim=dim, rows=40)
+    device_q, cache = on("cuda", q, k, v, table, torch.tensor([160, 5, 99, 128], dtype=torch.int32))
+    cache = float8_cache(cache, scale_shape)
+    scales, nan = (cache.k_scale, cache.v_scale), 0x7F
+    want = flashmask_with_kvcache(device_q, cache)
+    stored = (x.view(torch.uint8) for x in (cache.k, cache.v))
+    gathered = [x[table.long().to("cuda")].view(4, 160, 2, dim).contiguous() for x in stored]
+    for x in gathered:  # what lies past the lengths is never looked at
+        for rows, length in zip(x, cache.seqlens.tolist()):
+            rows[length:] = nan
+
+    def in_pages(size, change=lambda x: x, scales=scales, **layout):
+        pages = torch.arange(640 // size, device="cuda").int().view(4, -1)
+        return KvCache(*(change(x.view(-1, size, 2, dim)) for x in gathered), pages, cache.seqlens, *scales, **layout)
+
+    def padded_with_nan(x):
+        return padded(x, nan)
+
+    for other in (
+        KvCache(*gathered, None, cache.seqlens, *scales),
+        KvCache(*map(padded_with_nan, gathered), None, cache.seqlens, *scales),
+        *(in_pages(size) for size in (1, 4, 20, 32, 160)),
+        *(in_pages(size, padded_with_nan) for size in (1, 32)),
+        in_pages(32, lambda x: x.transpose(1, 2).contiguous(), layout="HND"),
+        in_pages(16, scales=[x.expand(PAGES, PAGE, 2).contiguous() for x in scales]),
+    ):
+        assert torch.equal(want, flashmask_with_kvcache(device_q, other))
+    assert torch.equal(want, flashmask_with_kvcache(device_q, cache, max_ctas=3))
+
+
+@pytest.mark.skipif(not IS_HOPPER, reason="kernels that read float8 for any rows")
+def test_rows_and_head_dims_choose_the_kernels_of_float8(monkeypatch):
+    def call(rows, dim):
+        q, k, v, table = draw(dim=dim, rows=rows)
+        device_q, cache = on("cuda", q, k, v, table, torch.full((4,), 9, dtype=torch.int32))
+        return device_q, float8_cache(cache, (1,))
+
+    assert kernel_of(*call(9, 64)) == "sm90.decode.bf16.d64.dv64.c2.e4m3"
+    assert kernel_of(*call(9, 96)) == "sm90.decode.bf16.d128.dv128.c2.e4m3"
+    others = [
+        (call(8, 64), {}, "at most 32 each, kernels 'sm80' read it"),
+        (call(9, 256), {}, "with head_dim 256 and head_dim_v 256 kernels 'sm80' read it"),
+        (call(9, 64), {"batch_invariant": True}, "with batch_invariant kernels 'sm80' read it"),
+    ]
+    monkeypatch.delenv("FLASHMASK_KERNELS", raising=False)
+    for given, options, _ in others:
+        assert kernel_of(*given, **options).startswith("sm80.decode.")
+    monkeypatch.setenv("FLASHMASK_KERNELS", "sm90")
+    for given, options, why in others:
+        with pytest.raises(UnsupportedError, match=why):
+            flashmask_with_kvcache(*given, **options)
 
 
 @FLOAT8
@@ -371,7 +474,7 @@ def test_a_request_has_its_bits_in_any_batch(name, dim, rows):
 @pytest.mark.parametrize("name", ["causal", "window", "bounds", "blocks"])
 @pytest.mark.parametrize("dims", [(64, 64), (128, 128), (192, 128), (192, 192), (256, 256)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.skipif(os.environ.get("FLASHMASK_KERNELS", "auto") not in ("auto", "sm90"), reason="they promise L1 alone")
+@pytest.mark.skipif(not IS_HOPPER, reason="they promise L1 alone")
 def test_rows_have_their_bits_in_chunks_of_any_size(name, dims, dtype):
     """L2: a row of a prefill is that of decode and of verification."""
     keys, rows = 1500, 300
@@ -475,12 +578,9 @@ def test_splits_are_explained():
 def test_scratch_is_bounded_and_explained():
     q, k, v, table = draw()
     device_q, cache = on("cuda", q, k, v, table, torch.full((4,), 9, dtype=torch.int32))
-    said, is_hopper = (
-        json.loads(explain(device_q, cache)),
-        os.environ.get("FLASHMASK_KERNELS", "auto") in ("auto", "sm90"),
-    )
-    assert CachePlan(4096, 4096, 8192, 32, 8, 128, device="cuda").bytes < (15e6 if is_hopper else 25e6)
-    if is_hopper:
+    said = json.loads(explain(device_q, cache))
+    assert CachePlan(4096, 4096, 8192, 32, 8, 128, device="cuda").bytes < (15e6 if IS_HOPPER else 25e6)
+    if IS_HOPPER:
         # Without lists of many requests a plan is its partial results.
         for dim, most in ((64, 10e6), (128, 10e6), (256, 18e6)):
             assert CachePlan(1, 1, 8192, 32, 8, dim, device="cuda").bytes <= most

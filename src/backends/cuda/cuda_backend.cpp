@@ -93,14 +93,14 @@ Prepared CudaBackend::prepare(const Problem& p) const {
 /// The kernels that a plan is for.
 const cuda::KernelSet& require_cache_kernels(const Device& device, const CachedCapacities& capacities) {
   require_usable(device.index);
-  const auto set = cuda::cache_kernel_set_for(device, "auto", capacities.float8);
+  const auto set = cuda::cache_kernel_set_for(device, "auto", capacities);
   if (const auto* refusal = std::get_if<Refusal>(&set)) throw Error(ErrorCode::kUnsupported, refusal->why);
   return *std::get<const cuda::KernelSet*>(set);
 }
 
 PreparedCached CudaBackend::prepare_cached(const CachedProblem& p) const {
   if (p.device.kind != Device::Kind::kCuda) return Refusal{"takes CUDA tensors only"};
-  auto set = cuda::cache_kernel_set_for(p.device, p.kernels, p.has_float8());
+  auto set = cuda::cache_kernel_set_for(p.device, p.kernels, cuda::plan_capacities(p));
   if (auto* refusal = std::get_if<Refusal>(&set)) return std::move(*refusal);
   const cuda::KernelSet& found = *std::get<const cuda::KernelSet*>(set);
   if (!p.plan) return found.prepare_cached(p);

@@ -100,15 +100,15 @@ std::variant<Refusal, const KernelSet*> kernel_set_for(const Problem& p) {
 }
 
 std::variant<Refusal, const KernelSet*> cache_kernel_set_for(const Device& device, std::string_view wanted,
-                                                             bool float8) {
+                                                             const CachedCapacities& capacities) {
   Problem where{};
   where.device = device;
   where.kernels = wanted;
   auto found = kernel_set_for(where);
-  if (!float8 || std::holds_alternative<Refusal>(found) || !Wanted(wanted).is_any()) return found;
+  if (!capacities.float8 || std::holds_alternative<Refusal>(found) || !Wanted(wanted).is_any()) return found;
   const Capability gpu = capability_of(where);
   for (const KernelSet* set : kernel_sets()) {
-    if (set->reads_float8 && set->runs_on(gpu.major, gpu.minor)) return set;
+    if (set->reads_float8(capacities) && set->runs_on(gpu.major, gpu.minor)) return set;
   }
   return found;
 }

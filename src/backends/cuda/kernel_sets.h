@@ -19,9 +19,10 @@ std::span<const KernelSet* const> kernel_sets();
 /// Throws kInvalidArgument if there is none of the name asked for.
 std::variant<Refusal, const KernelSet*> kernel_set_for(const Problem& problem);
 
-/// Likewise of a call over a cache. Unless kernels are asked for, a cache of e4m3 goes to the first that read it.
+/// Likewise of a call over a cache, with its plan's capacities or its own. Unless kernels are asked for, a cache of
+/// e4m3 goes to the first that read it.
 std::variant<Refusal, const KernelSet*> cache_kernel_set_for(const Device& device, std::string_view wanted,
-                                                             bool float8);
+                                                             const CachedCapacities& capacities);
 
 /// Why device `index` cannot run any kernel set; empty if it can.
 std::string device_refusal(int32_t index);

@@ -29,6 +29,8 @@ struct CacheScale {
   int64_t page_stride, row_stride, head_stride;
 
 #if defined(__CUDACC__)
+  /// True if keys of a head may have other factors than each other.
+  __device__ __forceinline__ bool differs_by_key() const { return data && (page_stride != 0 || row_stride != 0); }
   __device__ __forceinline__ float at(int64_t page, int64_t row, int64_t head) const {
     return data ? __ldg(data + page * page_stride + row * row_stride + head * head_stride) : 1.f;
   }

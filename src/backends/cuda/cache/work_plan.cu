@@ -159,8 +159,11 @@ CachedCapacities capacities_of(const CachedProblem& p) {
           .head_dim = p.head_dim,
           .head_dim_v = p.head_dim_v,
           .batch_invariant = p.batch_invariant,
-          .split_size = p.split_size};
+          .split_size = p.split_size,
+          .float8 = p.has_float8()};
 }
+
+CachedCapacities plan_capacities(const CachedProblem& p) { return p.plan ? p.plan->capacities : capacities_of(p); }
 
 void launch_work_plan(const WorkPlan& plan, const CachedProblem& p, LaunchChain& chain) {
   if (plan.has_classes) {

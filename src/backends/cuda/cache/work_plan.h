@@ -50,6 +50,8 @@ int64_t splits_of(const CachedCapacities& capacities);
 
 /// The capacities of a plan for one call.
 CachedCapacities capacities_of(const CachedProblem& problem);
+/// The capacities of the plan that a call has, or makes.
+CachedCapacities plan_capacities(const CachedProblem& problem);
 
 /// Fills a plan, by one or two launches.
 void launch_work_plan(const WorkPlan& plan, const CachedProblem& problem, LaunchChain& chain);

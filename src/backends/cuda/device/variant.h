@@ -31,9 +31,9 @@ struct Variant {
 /// The kernels of a tile that one translation unit has.
 enum class Unit : uint8_t { kPlain, kFeatures, kPartial, kFloat8 };
 
-/// The features that a tile has kernels for: all, all but dropout, or none that changes the loop over tiles. For a
-/// variant: the tiles that it is for.
-enum class TileFeatures : uint8_t { kAny, kAll, kNoDropout, kNone };
+/// The features that a tile has kernels for: all, all over caches of e4m3, too, all but dropout, or none that changes
+/// the loop over tiles. For a variant: the tiles that it is for.
+enum class TileFeatures : uint8_t { kAny, kAll, kAllAndFloat8, kNoDropout, kNone };
 
 /// A row of an architecture's table of variants. A call runs in a tile's first variant that takes it.
 struct VariantRow {

@@ -22,7 +22,8 @@ struct KernelSet {
 
   // Calls over caches.
 
-  bool reads_float8;    ///< caches of e4m3, too
+  /// True if calls of these capacities may have caches of e4m3.
+  bool (*reads_float8)(const CachedCapacities& capacities);
   bool has_equal_bits;  ///< a row's bits do not depend on how many rows a call has, with batch_invariant
   PreparedCached (*prepare_cached)(const CachedProblem& problem);
   /// Bytes of a plan, and how it is filled, on a device that they run on.

@@ -33,6 +33,8 @@ Prepared prepare(const Problem& p, int kilobytes) {
   return prepared;
 }
 
+bool reads_float8(const CachedCapacities&) { return true; }
+
 /// True if a block may have kLargeKilobytes of shared memory.
 bool is_large(int major, int minor) { return multiprocessor_kilobytes(major, minor) > kLargeKilobytes; }
 
@@ -44,7 +46,7 @@ constinit const cuda::KernelSet kKernelSet{
     .runs_on = is_large,
     .kernels = kernels,
     .prepare = [](const Problem& p) { return prepare(p, kLargeKilobytes); },
-    .reads_float8 = true,
+    .reads_float8 = reads_float8,
     .has_equal_bits = false,
     .prepare_cached = prepare_cached<kLargeKilobytes>,
     .cached_plan_bytes = cached_plan_bytes<kLargeKilobytes>,
@@ -56,7 +58,7 @@ constinit const cuda::KernelSet kSmallKernelSet{
     .runs_on = [](int major, int) { return major >= 8; },
     .kernels = [] { return std::vector<KernelInfo>(); },
     .prepare = [](const Problem& p) { return prepare(p, kSmallKilobytes); },
-    .reads_float8 = true,
+    .reads_float8 = reads_float8,
     .has_equal_bits = false,
     .prepare_cached = prepare_cached<kSmallKilobytes>,
     .cached_plan_bytes = cached_plan_bytes<kSmallKilobytes>,

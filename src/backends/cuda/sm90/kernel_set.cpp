@@ -43,7 +43,7 @@ constinit const cuda::KernelSet kKernelSet{
     .runs_on = [](int major, int minor) { return major == 9 && minor == 0; },
     .kernels = kernels,
     .prepare = prepare,
-    .reads_float8 = false,
+    .reads_float8 = reads_float8,
     .has_equal_bits = true,
     .prepare_cached = prepare_cached,
     .cached_plan_bytes = cached_plan_bytes,

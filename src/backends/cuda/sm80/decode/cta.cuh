@@ -325,8 +325,7 @@ class DecodeCta {
       if (i / 2 % 2 < Own::kLaneRows) s[i] *= unit[i / 2 % 2] * scales().k[own.first_key() + cuda::Slab::column(i)];
     }
   }
-  /// Multiplies weights by the values' factors. Rows of f16 have a power of two for a unit, near the largest of these
-  /// products, so that none that matters is too small; O goes over to it.
+  /// Multiplies weights by the values' factors, in the unit of their row, to which O goes over.
   template <typename Own>
   __device__ __forceinline__ void scale_weights(const Own& own, typename Own::Scores& s, Outputs& o) const {
     if (!p_.v_scale.data) return;
@@ -348,23 +347,15 @@ class DecodeCta {
     }
     if (__any_sync(0xffffffff, change[0] != 1 || change[1] != 1)) cuda::DecodeRows<2>::rescale(o, change);
   }
-  /// Changes a row's unit if the step's largest product is far from it; returns its inverse, and sets `change` to the
-  /// old one in new ones. Units stay near the largest that they were, so that O stays finite.
+  /// The inverse of a row's unit after a step whose largest product is `largest`; `change`: the factor of O.
   __device__ __forceinline__ float settle_unit(int half, float largest, float& change) const {
-    constexpr int32_t kAbove = 8, kBelow = 6, kMostDown = 60, kLeast = 1, kMost = 253;
-    const RowUnit unit = row_unit(half);
-    const auto product = static_cast<int32_t>(__float_as_uint(largest) >> 23);
-    int32_t exponent = unit.exponent;
+    const cuda::RowUnit before = row_unit(half), unit = before.after(largest);
     __syncwarp();  // the row's lanes have read its unit
-    if (product > 0 && (product > exponent + kAbove || product < exponent - kBelow)) {
-      const int32_t most = max(int32_t{unit.most}, product);
-      exponent = min(max(max(product, most - kMostDown), kLeast), kMost);
-      change = __int_as_float(min(max(unit.exponent - exponent + 127, 0), 254) << 23);
-      row_unit(half) = {static_cast<int16_t>(exponent), static_cast<int16_t>(most)};
-    }
-    return __int_as_float((254 - max(exponent, kLeast)) << 23);
+    row_unit(half) = unit;
+    change = before.change_to(unit);
+    return unit.inverse();
   }
-  __device__ __forceinline__ RowUnit& row_unit(int half) const {
+  __device__ __forceinline__ cuda::RowUnit& row_unit(int half) const {
     return shared_.rows.o_unit[warp_][cuda::Slab::row_in_eight() + 8 * half];
   }
   __device__ __forceinline__ void reset_units() const {
@@ -376,7 +367,7 @@ class DecodeCta {
     float unit[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half)
-      unit[half] = (p_.v_scale.data ? __int_as_float(row_unit(half).exponent << 23) : 1.f) * cuda::kE4m3Unit;
+      unit[half] = (p_.v_scale.data ? row_unit(half).value() : 1.f) * cuda::kE4m3Unit;
     cuda::DecodeRows<2>::rescale(rows.o, unit);
   }
 

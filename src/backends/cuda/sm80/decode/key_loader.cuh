@@ -140,22 +140,9 @@ class KeyLoader {
       for (int32_t block = 0; block < Tile::kColumns / Tile::kBlockColumns; ++block) {
         const int32_t of_block = kElements * static_cast<int32_t>(kChunks) * block,
                       column = of_block + kElements * static_cast<int32_t>(chunk);
-        copy_chunk<kAligned>(to + block * Tile::kBlockBytes, from + of_block,
-                             there >> first & 1 ? columns - column : 0);
+        cuda::RowCopy{kAligned}.copy_chunk(to + block * Tile::kBlockBytes, from + of_block,
+                                           (there >> first & 1) != 0 && column < columns, columns - column);
       }
-    }
-  }
-  /// Copies at most `columns` elements of a chunk. Aligned ones have all of them or none.
-  template <bool kAligned>
-  __device__ __forceinline__ static void copy_chunk(unsigned char* to, const Stored* from, int32_t columns) {
-    if constexpr (Traits::kFloat8 && !kAligned) {
-      uint32_t words[4] = {};
-#pragma unroll
-      for (int n = 0; n < 16; ++n)
-        if (n < columns) words[n / 4] |= uint32_t{__ldg(from + n)} << 8 * (n % 4);
-      *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
-    } else {
-      cuda::RowCopy{kAligned}.copy_chunk(to, from, columns > 0);
     }
   }
 

@@ -6,6 +6,7 @@
 #include "backends/cuda/cache/packed_rows.cuh"
 #include "backends/cuda/cache/row_copy.cuh"
 #include "backends/cuda/fragments/float8.cuh"
+#include "backends/cuda/fragments/float8_units.cuh"
 #include "backends/cuda/sm80/decode/cache_operands.cuh"
 #include "backends/cuda/sm80/decode/traits.cuh"
 
@@ -51,10 +52,8 @@ class QueryLoader {
     cuda::RowCopy{false}.copy_chunk(&elements, from + column, true);
     return elements;
   }
-  /// Copies a row for products with e4m3, by a warp, whose lanes have eight columns each: in f16 and, so that none of
-  /// it is too small for that, times the power of two that makes its largest number 2^14 or more.
+  /// Copies a row for products with e4m3, by a warp, whose lanes have eight columns each: in f16, in its unit.
   __device__ __forceinline__ void load_scaled_query(const cuda::UnitPart& work, int32_t packed) const {
-    constexpr int32_t kLargest = 14, kMostFactor = 254;
     const auto lane = static_cast<int32_t>(ptx::lane());
     const uint4 elements = lane < Traits::kQkDim / 8 ? read_query(work, packed, lane) : uint4{};
     const uint32_t words[4] = {elements.x, elements.y, elements.z, elements.w};
@@ -66,17 +65,15 @@ class QueryLoader {
       x[n] = static_cast<float>(reinterpret_cast<const Element&>(bits));
       largest = max(largest, __float_as_uint(x[n]) & 0x7fffffff);
     }
-    const auto exponent = static_cast<int32_t>(__reduce_max_sync(0xffffffff, largest) >> 23);
-    const int32_t factor = min(127 + 127 + kLargest - exponent, kMostFactor);
-    if (lane == 0) shared_.rows.q_unit[packed] = __int_as_float((254 - factor) << 23) * cuda::kE4m3Unit;
+    const auto unit = cuda::QueryUnit::of(__reduce_max_sync(0xffffffff, largest));
+    if (lane == 0) shared_.rows.q_unit[packed] = unit.inverse * cuda::kE4m3Unit;
     if (lane >= Traits::kQkDim / 8) return;
-    const float unit = __int_as_float(factor << 23);
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
       const uint32_t pair = place_in_sixteen(static_cast<uint32_t>(lane) % 2 * 4 + n);
       auto* const chunk =
           reinterpret_cast<uint32_t*>(query_chunk(packed, lane / 2 * 2 + static_cast<int32_t>(pair) / 4));
-      chunk[pair % 4] = ptx::pack<Product>(x[2 * n] * unit, x[2 * n + 1] * unit);
+      chunk[pair % 4] = ptx::pack<Product>(x[2 * n] * unit.factor, x[2 * n + 1] * unit.factor);
     }
   }
 

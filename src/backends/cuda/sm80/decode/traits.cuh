@@ -7,6 +7,7 @@
 #include "backends/cuda/cache/live_blocks.cuh"
 #include "backends/cuda/cache/packed_rows.cuh"
 #include "backends/cuda/cache/unit_walk.cuh"
+#include "backends/cuda/fragments/float8_units.cuh"
 #include "backends/cuda/fragments/fragments.cuh"
 #include "backends/cuda/sm80/common/shared_tile.cuh"
 #include "backends/cuda/sm80/decode/tile_config.h"
@@ -157,12 +158,6 @@ class StepWalk {
   bool is_masked_, has_half_;  ///< has_half_: the block's second half comes next
 };
 
-/// The unit of a row's O over a cache of e4m3, and the largest that it was: powers of two, biased as exponents of
-/// floats.
-struct RowUnit {
-  int16_t exponent = 0, most = 0;
-};
-
 template <typename Traits>
 struct DecodeShared {
   struct Rows {
@@ -172,7 +167,7 @@ struct DecodeShared {
     typename Traits::KeyBits visible[Traits::kOverlaps + 1][Traits::kRows][Traits::kWarps];
     int32_t key_positions[Traits::kOverlaps + 1][Traits::kKeys];  ///< if ALiBi needs them
     float q_unit[Traits::kFloat8 ? Traits::kRows : 1];            ///< a power of two: what a row's products lack
-    RowUnit o_unit[Traits::kFloat8 ? Traits::kWarps : 1][cuda::Slab::kRows];  ///< each warp's, for its O
+    cuda::RowUnit o_unit[Traits::kFloat8 ? Traits::kWarps : 1][cuda::Slab::kRows];  ///< each warp's, for its O
   };
   /// One state of a warp's rows: what lane l has is in column l.
   using WarpState = float[Traits::kVDim / 2 + 4][32];

@@ -10,7 +10,7 @@
 
 namespace flashmask::sm90 {
 
-/// Why TMA cannot read or write a tensor [batch, seqlen, heads, dim] of a 16-bit type, or a kernel one of fp32, naming
+/// Why TMA cannot read or write a tensor [batch, seqlen, heads, dim] of 16 or 8 bits, or a kernel one of fp32, naming
 /// `argument`; empty if it can. Rows must be contiguous and lie on 16-byte boundaries (the pointer, and the stride of
 /// every dimension of more than one element); strides must be below 2^40 bytes and, where the size is above 1, not 0.
 std::string tensor_map_refusal(const char* argument, const TensorView& t);
@@ -18,10 +18,10 @@ std::string tensor_map_refusal(const char* argument, const TensorView& t);
 /// tensor_map_refusal for all tensors of a call that its kernels read or write by TMA.
 std::string tensor_maps_refusal(const Problem& p);
 
-/// The TMA map of `t` [batch, seqlen, heads, dim], 16-bit, without empty dimensions, whose columns lie in `blocks`:
+/// The TMA map of `t` [batch, seqlen, heads, dim], without empty dimensions, whose columns lie in `blocks`:
 ///   dimensions {blocks.width, seqlen, blocks.count, heads, batch}, box {64, box_rows, box_blocks, box_heads, 1},
-/// that is, blocks of 64 columns, 128-byte swizzle; rows, columns and blocks that the tensor lacks are read as zero
-/// and not written. `argument` is the tensor's name in error messages.
+/// that is, blocks of 64 columns, 128-byte swizzle if they are of 16 bits and none if of 8; rows, columns and blocks
+/// that the tensor lacks are read as zero and not written. `argument` is the tensor's name in error messages.
 /// `promotion`: what L2 fetches for less.
 CUtensorMap tensor_map(const TensorView& t, const ColumnBlocks& blocks, int box_rows, int box_blocks,
                        const char* argument = "tensor",

@@ -9,6 +9,7 @@
 #include "backends/cuda/ptx/tma.cuh"
 #include "backends/cuda/ptx/wgmma.cuh"
 #include "backends/cuda/sm90/decode/arrivals.cuh"
+#include "backends/cuda/sm90/decode/float8_scales.cuh"
 #include "backends/cuda/sm90/decode/row_state.cuh"
 #include "backends/cuda/sm90/decode/split_fold.cuh"
 #include "backends/cuda/sm90/decode/traits.cuh"
@@ -22,7 +23,9 @@ class DecodeConsumer {
  public:
   using Shared = DecodeShared<Traits>;
   using Element = typename Traits::Element;
-  __device__ __forceinline__ DecodeConsumer(const DecodeParams& p, Shared& shared) : p_(p), shared_(shared) {}
+  using Product = typename Traits::Product;
+  __device__ __forceinline__ DecodeConsumer(const DecodeParams& p, Shared& shared)
+      : p_(p), shared_(shared), scales_(p, shared) {}
 
   __device__ __forceinline__ void run() {
     if (Traits::kTurns && warpgroup() + 1 == Traits::kConsumers) pass_turn();
@@ -56,7 +59,7 @@ class DecodeConsumer {
   /// The barrier of all consumers, and with several the first of those of one.
   static constexpr int kBarrier = 1, kBarrierOfOne = 2, kTurnBarrier = kBarrierOfOne + Traits::kConsumers;
   static constexpr int kParts = Traits::kParts;
-  static constexpr bool kFolds = Traits::kFolds;
+  static constexpr bool kFolds = Traits::kFolds, kFloat8 = Traits::kFloat8;
 
   __device__ __forceinline__ static void join_all() { ptx::named_barrier_sync(kBarrier, Traits::kConsumerThreads); }
   __device__ __forceinline__ static void join() {
@@ -95,6 +98,10 @@ class DecodeConsumer {
 #pragma unroll
       for (uint32_t part = 0; part < kParts; ++part) wait_for_keys(Slot{slot_ + part});
       release(shared_.k_empty, slot_);
+      if constexpr (kFloat8) {
+        scales_.wait(slot_ / kParts);
+        scales_.release(slot_ / kParts);
+      }
       if (tile.is_masked()) {
         wait_for_mask();
         release_mask();
@@ -107,6 +114,7 @@ class DecodeConsumer {
 
   template <int kRows>
   __device__ __forceinline__ void run_work(const Work& work) {
+    if constexpr (kFloat8) begin_scales(work);
     Outputs o = {};
     DecodeRows<kRows> rows;
     rows.reset();
@@ -117,7 +125,14 @@ class DecodeConsumer {
       for (int32_t n = work.tiles; n > 0; --n) run_tile(work, n == 1, o, rows, folded);
     }
     if (folded.is_on()) folded.finish(o, rows);
+    if constexpr (kFloat8) scales_.finish(o);
     finish<kRows>(work, o, rows, folded);
+  }
+  /// Makes the rows of q ready for products with e4m3.
+  __device__ __forceinline__ void begin_scales(const Work& work) {
+    auto* const q = reinterpret_cast<unsigned char*>(shared_.q[queries().stage()]);
+    scales_.begin(q + static_cast<int>(threadIdx.x / 32) * cuda::Slab::kRows * Swizzle::kRow, work.kv_head);
+    join();
   }
 
   /// In place of SplitFold in tiles whose units have one split.
@@ -153,7 +168,7 @@ class DecodeConsumer {
   __device__ __forceinline__ void wait_for_copies(uint64_t (&full)[Traits::kSlots], Slot at) const {
     ptx::wait(full[at.stage()], at.phase());
     delay<Role::kConsumer>();
-    if (p_.gathers) ptx::fence_async_proxy();  // threads have copied
+    if (!kFloat8 && p_.gathers) ptx::fence_async_proxy();  // threads have copied
   }
   /// Releases the parts of a tile's keys, or values, of which `slot` is the first.
   __device__ __forceinline__ static void release(uint64_t (&empty)[Traits::kSlots], uint32_t slot) {
@@ -260,6 +275,10 @@ class DecodeConsumer {
                                           Probabilities& weights, Rows& rows, const Settle& settle, const Use& use) {
     ptx::pin(s);
     release(shared_.k_empty, slot);
+    if constexpr (kFloat8) {
+      scales_.wait(slot / kParts);
+      scales_.scale_scores(slot / kParts, s);
+    }
     if (tile.is_masked()) wait_for_mask();
     if constexpr (Rows::kBoth) change_scores(work, tile, s);
     if (tile.is_masked()) {
@@ -268,21 +287,38 @@ class DecodeConsumer {
     }
     float factor[2];
     const cuda::Raised raised = rows.raise_row_max(s, p_.scale_log2, p_.score_of_bit, factor);
-    if constexpr (!kPending) settle(raised.rescale, factor);
+    constexpr bool kTogether = kPending || kFloat8;
+    if constexpr (!kTogether) settle(raised.rescale, factor);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       rows.exponentiate(s, half, p_.scale_log2);
-      if constexpr (!kPending) {
-        Rows::template pack<Element>(s, half, weights[half]);
+      if constexpr (!kTogether) {
+        Rows::template pack<Product>(s, half, weights[half]);
         use(half);
       }
     }
-    if constexpr (kPending) {
-      settle(raised.rescale, factor);
-      Rows::template pack<Element>(s, 0, weights[0]);
-      Rows::template pack<Element>(s, 1, weights[1]);
+    if constexpr (kTogether) {
+      if constexpr (kFloat8) {
+        settle(scale_weights(slot, raised.rescale, s, factor), factor);
+      } else {
+        settle(raised.rescale, factor);
+      }
+      Rows::template pack<Product>(s, 0, weights[0]);
+      Rows::template pack<Product>(s, 1, weights[1]);
     }
     if (raised.row_max) rows.refresh_limits(p_.score_of_bit);
+  }
+
+  /// Multiplies weights by the factors of e4m3 values, and `factor`, by which O is to be rescaled if it is, by the
+  /// change of its units; true if O is to be rescaled.
+  __device__ __forceinline__ bool scale_weights(uint32_t slot, bool rescale, Scores& s, float (&factor)[2]) {
+    float change[2];
+    const bool changes = scales_.scale_weights(slot / kParts, s, change);
+    scales_.release(slot / kParts);
+    if (!changes) return rescale;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) factor[half] = rescale ? factor[half] * change[half] : change[half];
+    return true;
   }
 
   /// S = Q K^T.
@@ -302,7 +338,7 @@ class DecodeConsumer {
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < Traits::kQkDim / 16; ++step) {
-      ptx::wgmma_ss<Element, Traits::kSlotKeys, ptx::Major::kInner, ptx::Major::kInner>(
+      ptx::wgmma_ss<Product, Traits::kSlotKeys, ptx::Major::kInner, ptx::Major::kInner>(
           cuda::part_of<kPart * kCount, kCount>(s), q.at(Swizzle::step_along_row(step, Traits::kRows)),
           k.at(Swizzle::step_along_row(step, Traits::kSlotKeys)), step > 0);
     }
@@ -323,7 +359,7 @@ class DecodeConsumer {
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      ptx::wgmma_rs<Element, Traits::kVDim, ptx::Major::kOuter>(
+      ptx::wgmma_rs<Product, Traits::kVDim, ptx::Major::kOuter>(
           o, weights[half][step], v.at((half_of_slot * kSteps + step) * Swizzle::kStepDownRows), true);
     }
     ptx::wgmma_commit();
@@ -369,7 +405,7 @@ class DecodeConsumer {
   }
 
   __device__ __forceinline__ void change_scores(const Work& work, const KeyTile& tile, Scores& s) const {
-    cuda::change_scores<Element>(p_, s, [&] {
+    cuda::change_scores<Product>(p_, s, [&] {
       cuda::apply_alibi(
           p_, work, [&](int half) { return place_of(work, half); }, mask().positions, tile.first_key(), s);
     });
@@ -406,6 +442,7 @@ class DecodeConsumer {
 
   const DecodeParams& p_;
   Shared& shared_;
+  std::conditional_t<kFloat8, Float8Scales<Traits>, NoScales<Traits>> scales_;
   uint32_t slot_ = 0;  ///< the next tile's first, of keys and values, counted through
   ptx::RingPosition<Traits::kWorks> works_;
   ptx::RingPosition<Traits::kMasks> masks_;

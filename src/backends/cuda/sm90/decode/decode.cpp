@@ -43,18 +43,21 @@ bool has_more_rows(const CachedCapacities& c, int64_t rows) {
   return c.max_rows * (c.heads_q / c.heads_kv) > rows * c.max_batch;
 }
 
+/// Average packed rows of a request up to which the kernels of mma.sync read a cache of e4m3: numbers that few rows use
+/// are better converted in registers.
+constexpr int64_t kFewFloat8Rows = 32;
+
 /// The tile for calls of some capacities; null if none has the head dims. It may not depend on the call itself, as its
 /// plan lists the rows of each tile.
 const DecodeTile* tile_of(const CachedCapacities& c) {
   const DecodeTile* const least = cuda::least_tile(kDecodeTiles, c.head_dim, c.head_dim_v);
-  if (!least || !has_more_rows(c, cuda::kPackedRows)) return least;
+  if (!least || !has_more_rows(c, c.float8 ? kFewFloat8Rows : cuda::kPackedRows)) return least;
   const DecodeTile* const tall = least + 1;
   const bool is_there =
       tall != std::end(kDecodeTiles) && tall->head_dim == least->head_dim && tall->head_dim_v == least->head_dim_v;
   return is_there ? tall : least;
 }
-CachedCapacities room_of(const CachedProblem& p) { return p.plan ? p.plan->capacities : cuda::capacities_of(p); }
-const DecodeTile* tile_of(const CachedProblem& p) { return tile_of(room_of(p)); }
+const DecodeTile* tile_of(const CachedProblem& p) { return tile_of(cuda::plan_capacities(p)); }
 
 /// Packed rows of a tile. Where requests have few, it has only as many as the kernel spreads: more take longer, whether
 /// they see its keys or not.
@@ -71,8 +74,8 @@ int32_t multiprocessors_of(const CachedProblem& p) {
 /// would be slower, or there are none.
 int box_keys(const CachedProblem& p, const DecodeTile& tile) {
   constexpr int64_t kLeastBox = 8;
-  const int64_t slot_keys = cuda::kBlockKeys / tile.parts;
-  const int64_t keys = p.has_tables() ? std::gcd(p.page_size, slot_keys) : slot_keys;
+  const int64_t copied_keys = tile.copied_keys(p.has_float8());
+  const int64_t keys = p.has_tables() ? std::gcd(p.page_size, copied_keys) : copied_keys;
   const auto fits = [](const TensorView& t) { return t.num_elements() > 0 && tensor_map_refusal("", t).empty(); };
   return fits(p.cache.k) && fits(p.cache.v) && keys >= kLeastBox ? static_cast<int>(keys) : 0;
 }
@@ -83,8 +86,8 @@ struct DecodeCall {
   const cuda::WorkPlaces work_places;
 
   explicit DecodeCall(const CachedProblem& p)
-      : kernel(*table_of(p.dtype).find(*tile_of(p), {})),
-        work_places(places_of(multiprocessors_of(p), room_of(p), *kernel.tile)) {}
+      : kernel(*table_of(p.dtype).find(*tile_of(p), {.float8 = p.has_float8()})),
+        work_places(places_of(multiprocessors_of(p), cuda::plan_capacities(p), *kernel.tile)) {}
 
   static cuda::WorkPlaces places_of(int32_t multiprocessors, const CachedCapacities& c, const DecodeTile& tile) {
     return {multiprocessors * tile.ctas, cuda::kLeastBlocks, cuda::kSplitBlocks * tile.ctas,
@@ -166,16 +169,35 @@ void explain(const CachedProblem& p, CachedExplanation& e) {
   e.pages += box > 0 ? message(", copied in boxes of ", box, " keys by TMA") : ", gathered key by key";
 }
 
+/// Why the kernels read no cache of e4m3 in calls of these capacities; empty if they do, or the cache is another.
+std::string float8_refusal(const CachedCapacities& c) {
+  if (!c.float8) return "";
+  std::string why;
+  if (c.batch_invariant) {
+    why = "with batch_invariant";
+  } else if (!has_more_rows(c, kFewFloat8Rows)) {
+    why = message("with room for ", c.max_rows, " rows of ", c.heads_q / c.heads_kv, " heads a key head in ",
+                  c.max_batch, " requests, at most ", kFewFloat8Rows, " each,");
+  } else if (const DecodeTile* const tile = tile_of(c); !tile || tile->copies == 0) {
+    why = message("with head_dim ", c.head_dim, " and head_dim_v ", c.head_dim_v);
+  } else {
+    return "";
+  }
+  return message("the cache is ", name(DataType::kFloat8E4M3), "; ", why, " kernels 'sm80' read it: leave kernels '",
+                 kArch, "' (FLASHMASK_KERNELS or Options::kernels) out");
+}
+
 }  // namespace
+
+bool reads_float8(const CachedCapacities& capacities) { return float8_refusal(capacities).empty(); }
 
 PreparedCached prepare_cached(const CachedProblem& p) {
   const DecodeTile* const tile = tile_of(p);
-  if (std::string why = cuda::cached_refusal(p, tile ? packed_rows(room_of(p), *tile) : cuda::kPackedRows);
+  const CachedCapacities capacities = cuda::plan_capacities(p);
+  if (std::string why = cuda::cached_refusal(p, tile ? packed_rows(capacities, *tile) : cuda::kPackedRows);
       !why.empty())
     return Refusal{std::move(why)};
-  if (p.has_float8())
-    return Refusal{message("the cache is ", name(p.cache_dtype), "; kernels 'sm80' read it: leave kernels '", kArch,
-                           "' (FLASHMASK_KERNELS or Options::kernels) out")};
+  if (std::string why = float8_refusal(capacities); !why.empty()) return Refusal{std::move(why)};
   if (!tile) return cuda::head_dims_refusal(cuda::common_part(p), kDecodeTiles);
   const int64_t bytes = p.plan ? 0 : cuda::own_plan(p, DecodeCall(p).work_places).bytes();
   return CachedLaunch{bytes, explain, [](const CachedProblem& problem, std::byte* workspace) {

@@ -4,6 +4,7 @@
 #include "backends/cuda/cache/live_blocks.cuh"
 #include "backends/cuda/cache/unit_walk.cuh"
 #include "backends/cuda/ptx/tma_stream.cuh"
+#include "backends/cuda/sm90/decode/dequantiser.cuh"
 #include "backends/cuda/sm90/decode/row_access.cuh"
 #include "backends/cuda/sm90/decode/traits.cuh"
 
@@ -12,42 +13,66 @@ namespace flashmask::sm90 {
 /// The tensor that a producer warp copies, and its ring of slots.
 template <typename Traits>
 struct CopiedTensor {
-  using Element = typename Traits::Element;
+  using Stored = typename Traits::Stored;
   const CUtensorMap& map;
   const cuda::CallRows& rows;
   int32_t dim;
   int blocks;  ///< each of 64 columns
   uint32_t part_bytes;
-  Element* slots;
+  Stored* slots;
   int slot_elements;
-  uint64_t *full, *empty;
+  uint64_t *full, *empty;  ///< empty is null over a cache of e4m3: a Dequantiser knows which slots it has read
 
   __device__ __forceinline__ static CopiedTensor keys(const DecodeParams& p, DecodeShared<Traits>& shared) {
-    return {p.k,
-            p.k_rows,
-            p.head_dim,
-            Traits::kQkBlocks,
-            Traits::kKeyPartBytes,
-            shared.k[0],
-            kElements<Traits::kQkBlocks>,
-            shared.k_full,
-            shared.k_empty};
+    if constexpr (Traits::kFloat8) {
+      return {p.k,
+              p.k_rows,
+              p.head_dim,
+              Traits::kQkBlocks,
+              Traits::kKeyCopyBytes,
+              shared.float8.k[0],
+              kElements<Traits::kQkBlocks>,
+              shared.float8.k_copied,
+              nullptr};
+    } else {
+      return {p.k,
+              p.k_rows,
+              p.head_dim,
+              Traits::kQkBlocks,
+              Traits::kKeyCopyBytes,
+              shared.k[0],
+              kElements<Traits::kQkBlocks>,
+              shared.k_full,
+              shared.k_empty};
+    }
   }
   __device__ __forceinline__ static CopiedTensor values(const DecodeParams& p, DecodeShared<Traits>& shared) {
-    return {p.v,
-            p.v_rows,
-            p.head_dim_v,
-            Traits::kVBlocks,
-            Traits::kValuePartBytes,
-            shared.v[0],
-            kElements<Traits::kVBlocks>,
-            shared.v_full,
-            shared.v_empty};
+    if constexpr (Traits::kFloat8) {
+      return {p.v,
+              p.v_rows,
+              p.head_dim_v,
+              Traits::kVBlocks,
+              Traits::kValueCopyBytes,
+              shared.float8.v[0],
+              kElements<Traits::kVBlocks>,
+              shared.float8.v_copied,
+              nullptr};
+    } else {
+      return {p.v,
+              p.v_rows,
+              p.head_dim_v,
+              Traits::kVBlocks,
+              Traits::kValueCopyBytes,
+              shared.v[0],
+              kElements<Traits::kVBlocks>,
+              shared.v_full,
+              shared.v_empty};
+    }
   }
 
  private:
   template <int kBlocks>
-  static constexpr int kElements = Traits::kSlotKeys * kBlocks * 64;
+  static constexpr int kElements = Traits::kCopiedKeys * kBlocks * 64;
 };
 
 /// A producer warp: walks the CTA's shares and loads K, or V. The warp of keys also announces units and tiles to the
@@ -57,25 +82,28 @@ template <typename Traits>
 class DecodeProducer {
  public:
   using Shared = DecodeShared<Traits>;
-  using Element = typename Traits::Element;
+  using Stored = typename Traits::Stored;
   __device__ __forceinline__ DecodeProducer(const DecodeParams& p, Shared& shared, bool of_keys)
       : p_(p),
         shared_(shared),
         copied_(of_keys ? CopiedTensor<Traits>::keys(p, shared) : CopiedTensor<Traits>::values(p, shared)),
+        dequantiser_(shared, of_keys),
         announces_(of_keys),
         masks_all_(p.needs_positions()) {}
 
   __device__ __forceinline__ void run() {
-    if (const int32_t dealt = Traits::kFolds ? p_.plan.shares[0].dealt : 0) {
+    if (const int32_t dealt = Traits::kTakesDealt ? p_.plan.shares[0].dealt : 0) {
       run_dealt(dealt);
     } else {
       run_shares();
     }
+    dequantiser_.leave(slots_.count, 0);
     if (announces_) announce_end();
   }
 
  private:
   using Swizzle = ptx::Swizzle128;
+  static constexpr bool kFloat8 = Traits::kFloat8;
   static constexpr int kLaneKeys = cuda::kBlockKeys / 32;
 
   __device__ __forceinline__ void run_shares() {
@@ -193,18 +221,18 @@ class DecodeProducer {
     }
   }
 
-  /// The places of a lane's keys of a tile: its box's first, or if they are gathered keys lane + 32 n.
+  /// The places of a lane's keys of a tile: its box's first, or if they are gathered, or of e4m3, keys lane + 32 n.
   struct Places {
     int32_t entry[kLaneKeys], row[kLaneKeys];  ///< a table's, unchecked, so that nothing waits for them here
   };
   __device__ __forceinline__ void find(int32_t block, Places& places) const {
     find_key(block, 0, places);
-    if (!p_.gathers) return;
+    if (!kFloat8 && !p_.gathers) return;
 #pragma unroll
     for (int n = 1; n < kLaneKeys; ++n) find_key(block, n, places);
   }
   __device__ __forceinline__ void find_key(int32_t block, int n, Places& places) const {
-    const int32_t in_tile = static_cast<int32_t>(ptx::lane()) * p_.box_keys + 32 * n,
+    const int32_t in_tile = static_cast<int32_t>(ptx::lane()) * (kFloat8 ? 1 : p_.box_keys) + 32 * n,
                   key = block * cuda::kBlockKeys + in_tile;
     places.entry[n] = -1;
     places.row[n] = 0;
@@ -218,12 +246,17 @@ class DecodeProducer {
 
   /// Copies K, or V, of the tile that waits.
   __device__ __forceinline__ void copy() {
-#pragma unroll
-    for (int part = 0; part < Traits::kParts; ++part) {
+    [[maybe_unused]] constexpr int kUnroll = kFloat8 ? 1 : Traits::kParts;
+#pragma unroll kUnroll
+    for (int part = 0; part < Traits::kCopyParts; ++part) {
       const uint32_t slot = slots_.stage();
-      ptx::wait(copied_.empty[slot], slots_.phase() ^ 1);
+      if constexpr (kFloat8) {
+        dequantiser_.leave(slots_.count, Traits::kCopySlots - 1);
+      } else {
+        ptx::wait(copied_.empty[slot], slots_.phase() ^ 1);
+      }
       delay<Role::kProducer>();
-      Element* const to = copied_.slots + slot * copied_.slot_elements;
+      Stored* const to = copied_.slots + slot * copied_.slot_elements;
       if (p_.gathers) [[unlikely]] {
         gather(to, copied_.full[slot], part);
       } else {
@@ -232,19 +265,19 @@ class DecodeProducer {
       slots_.advance();
     }
   }
-  __device__ __forceinline__ void copy_boxes(Element* slot, uint64_t& full, int part) const {
+  __device__ __forceinline__ void copy_boxes(Stored* slot, uint64_t& full, int part) const {
     if (ptx::is_leader()) ptx::arrive_expect(full, copied_.part_bytes);
     __syncwarp();
-    const int32_t key = static_cast<int32_t>(ptx::lane()) * p_.box_keys - part * Traits::kSlotKeys;
-    if (key >= 0 && key < Traits::kSlotKeys) {
+    const int32_t key = first_box_key(part);
+    if (key >= 0 && key < Traits::kCopiedKeys) {
+      const Place place = place_of(kFloat8 ? part : 0);
       // A page that is not there is one past the last, which TMA reads as zeros.
-      const auto page =
-          static_cast<int32_t>(min(static_cast<uint32_t>(waiting_.entry[0]), static_cast<uint32_t>(p_.pages)));
+      const auto page = static_cast<int32_t>(min(static_cast<uint32_t>(place.entry), static_cast<uint32_t>(p_.pages)));
 #pragma unroll
       for (int column = 0; column < kMostBlocks; ++column) {
         if (column >= copied_.blocks) continue;
-        Element* const to = slot + (column * Traits::kSlotKeys + key) * 64;
-        const ptx::BoxOrigin from{waiting_.row[0], 0, waiting_head_, page};
+        Stored* const to = slot + (column * Traits::kCopiedKeys + key) * 64;
+        const ptx::BoxOrigin from{place.row, 0, waiting_head_, page};
         if constexpr (Traits::kKeepsKeys) {
           ptx::tma_load(to, copied_.map, full, from, 64 * column);
         } else {
@@ -254,14 +287,32 @@ class DecodeProducer {
     }
     __syncwarp();
   }
+  /// The first key, counted from the part's, of the lane's box of a part; one that the part does not have: no box.
+  __device__ __forceinline__ int32_t first_box_key(int part) const {
+    const auto lane = static_cast<int32_t>(ptx::lane());
+    if constexpr (kFloat8) return lane % p_.box_keys == 0 ? lane : -1;
+    return lane * p_.box_keys - part * Traits::kCopiedKeys;
+  }
+  struct Place {
+    int32_t entry, row;
+  };
+  /// The place of the lane's n-th key of the tile that waits.
+  __device__ __forceinline__ Place place_of(int n) const {
+    Place place{waiting_.entry[0], waiting_.row[0]};
+#pragma unroll
+    for (int i = 1; i < kLaneKeys; ++i) {  // registers have no indices
+      if (n == i) place = {waiting_.entry[i], waiting_.row[i]};
+    }
+    return place;
+  }
 
   /// Copies a part of a tile key by key: TMA is slow with boxes of few keys, and takes aligned rows alone. Keys and
   /// columns that are not there become zeros.
-  __device__ __forceinline__ void gather(Element* slot, uint64_t& full, int part) const {
+  __device__ __forceinline__ void gather(Stored* slot, uint64_t& full, int part) const {
 #pragma unroll 1
-    for (int n = 0; n < Traits::kSlotKeys / 32; ++n) {
-      const uint64_t address = key_address(part * Traits::kSlotKeys / 32 + n);
-      Element* const rows = slot + 32 * n * Swizzle::kColumns;
+    for (int n = 0; n < Traits::kCopiedKeys / 32; ++n) {
+      const uint64_t address = key_address(part * Traits::kCopiedKeys / 32 + n);
+      Stored* const rows = slot + 32 * n * Swizzle::kColumns;
       if (p_.keys_aligned) {
         gather_keys<true>(rows, address);
       } else {
@@ -272,32 +323,29 @@ class DecodeProducer {
   }
   /// The address of the lane's n-th key, or value; 0: it is not there.
   __device__ __forceinline__ uint64_t key_address(int n) const {
-    int32_t entry = waiting_.entry[0], row = waiting_.row[0];
-#pragma unroll
-    for (int i = 1; i < kLaneKeys; ++i) {  // registers have no indices
-      if (n == i) entry = waiting_.entry[i], row = waiting_.row[i];
-    }
-    if (static_cast<uint32_t>(entry) >= static_cast<uint32_t>(p_.pages)) return 0;
-    return reinterpret_cast<uint64_t>(copied_.rows.template at<Element>(entry, row, waiting_head_));
+    const Place place = place_of(n);
+    if (static_cast<uint32_t>(place.entry) >= static_cast<uint32_t>(p_.pages)) return 0;
+    return reinterpret_cast<uint64_t>(copied_.rows.template at<Stored>(place.entry, place.row, waiting_head_));
   }
-  /// Copies 32 keys to the rows from `to` on. Each lane has the address of one, and eight copy 64 columns of a key.
+  /// Copies 32 keys to the rows from `to` on. Each lane has the address of one, and so many copy 64 columns of a key as
+  /// these have chunks.
   template <bool kAligned>
-  __device__ __forceinline__ void gather_keys(Element* to, uint64_t address) const {
-    constexpr uint32_t kKeysAtOnce = 4;
+  __device__ __forceinline__ void gather_keys(Stored* to, uint64_t address) const {
+    constexpr uint32_t kRowBytes = Swizzle::kColumns * sizeof(Stored), kChunks = kRowBytes / 16,
+                       kKeysAtOnce = 32 / kChunks;
     constexpr int kUnroll = kAligned ? 4 : 1;
-    const uint32_t lane = ptx::opaque(ptx::lane()), chunk = lane % 8;  // registers are few
+    const uint32_t lane = ptx::opaque(ptx::lane()), chunk = lane % kChunks;  // registers are few
 #pragma unroll kUnroll
     for (uint32_t first = 0; first < 32; first += kKeysAtOnce) {
-      const uint32_t key = first + lane / 8;
-      const auto* const from = reinterpret_cast<const Element*>(__shfl_sync(0xffffffff, address, key));
-      unsigned char* const row = reinterpret_cast<unsigned char*>(to) + key * Swizzle::kRow;
+      const uint32_t key = first + lane / kChunks, place = kFloat8 ? 16 * chunk : Swizzle::chunk(key, chunk);
+      const auto* const from = reinterpret_cast<const Stored*>(__shfl_sync(0xffffffff, address, key));
+      unsigned char* const row = reinterpret_cast<unsigned char*>(to) + key * kRowBytes;
 #pragma unroll
       for (int column = 0; column < kMostBlocks; ++column) {
-        const int32_t element = Swizzle::kColumns * column + cuda::RowCopy::kElements * static_cast<int32_t>(chunk);
+        const auto element = Swizzle::kColumns * column + static_cast<int32_t>(16 / sizeof(Stored) * chunk);
         if (column < copied_.blocks)
-          cuda::RowCopy{kAligned}.copy_chunk(
-              row + column * Swizzle::block(Traits::kSlotKeys) + Swizzle::chunk(key, chunk), from + element,
-              from && element < copied_.dim);
+          cuda::RowCopy{kAligned}.copy_chunk(row + column * Traits::kCopiedKeys * kRowBytes + place, from + element,
+                                             from && element < copied_.dim, copied_.dim - element);
       }
     }
   }
@@ -306,10 +354,11 @@ class DecodeProducer {
   const DecodeParams& p_;
   Shared& shared_;
   const CopiedTensor<Traits> copied_;
+  std::conditional_t<kFloat8, Dequantiser<Traits>, NoDequantiser<Traits>> dequantiser_;
   const bool announces_, masks_all_;
   ptx::RingPosition<Traits::kWorks> works_;
   ptx::RingPosition<Traits::kTiles> tiles_;
-  ptx::RingPosition<Traits::kSlots> slots_;
+  ptx::RingPosition<Traits::kCopySlots> slots_;
   cuda::UnitWalk units_;
   cuda::LiveBlocks blocks_;
   const int32_t* table_;  ///< the request's; null: keys are contiguous

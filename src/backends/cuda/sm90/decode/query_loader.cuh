@@ -4,6 +4,7 @@
 #include "backends/cuda/cache/merge.cuh"
 #include "backends/cuda/ptx/tma.cuh"
 #include "backends/cuda/sm90/decode/arrivals.cuh"
+#include "backends/cuda/sm90/decode/factor_loader.cuh"
 #include "backends/cuda/sm90/decode/row_access.cuh"
 #include "backends/cuda/sm90/decode/row_state.cuh"
 
@@ -11,12 +12,14 @@ namespace flashmask::sm90 {
 
 /// The query warp: copies the packed rows of a unit to where products read them, while the unit before is in use if
 /// there are two buffers. Rows that are not there keep what an earlier unit left; columns that are not there are zeros.
+/// Over a cache of e4m3 it then brings the unit's factors.
 template <typename Traits>
 class DecodeQueryLoader {
  public:
   using Shared = DecodeShared<Traits>;
   using Element = typename Traits::Element;
-  __device__ __forceinline__ DecodeQueryLoader(const DecodeParams& p, Shared& shared) : p_(p), shared_(shared) {}
+  __device__ __forceinline__ DecodeQueryLoader(const DecodeParams& p, Shared& shared)
+      : p_(p), shared_(shared), factors_(p, shared) {}
 
   __device__ __forceinline__ void run() {
     while (true) {
@@ -33,6 +36,7 @@ class DecodeQueryLoader {
         arrive_after(cuda::RowCopy{p_.rows_aligned}, shared_.q_full[queries_.stage()]);
       }
       queries_.advance();
+      factors_.load(work);
       arrive_warp(shared_.work_empty[at]);
       works_.advance();
     }
@@ -99,6 +103,7 @@ class DecodeQueryLoader {
   Shared& shared_;
   ptx::RingPosition<Traits::kWorks> works_;
   ptx::RingPosition<Traits::kQueries> queries_;
+  std::conditional_t<Traits::kFloat8, FactorLoader<Traits>, NoFactorLoader<Traits>> factors_;
 };
 
 }  // namespace flashmask::sm90
