@@ -51,6 +51,13 @@ class LiveBlocks {
     return {block < stop_ ? block : end_, true};
   }
 
+  /// Of the next blocks those of which all rows see all keys, as far as that is known without class bits.
+  __device__ __forceinline__ int32_t unmasked_ahead(const CachedParams& p) const {
+    return p.plan.has_classes || next_ < unmasked_begin_ ? 0 : max(unmasked_end_ - next_, 0);
+  }
+  /// Passes over as many of unmasked_ahead's blocks.
+  __device__ __forceinline__ void pass(int32_t blocks) { next_ += blocks; }
+
  private:
   /// Finds the blocks of which the band lets all rows see all keys.
   __device__ __forceinline__ void find_unmasked(const CachedParams& p, const RowTile& tile) {

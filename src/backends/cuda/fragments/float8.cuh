@@ -20,7 +20,9 @@ inline constexpr float kE4m3Unit = 1;
 
 /// Four e4m3 numbers as f16: the first two, and the others.
 __device__ __forceinline__ HalfPairs e4m3_neighbours(uint32_t bytes) {
-  return {ptx::e4m3_to_half2(static_cast<uint16_t>(bytes)), ptx::e4m3_to_half2(static_cast<uint16_t>(bytes >> 16))};
+  HalfPairs pairs;
+  ptx::e4m3_to_half2(bytes, pairs.first, pairs.second);
+  return pairs;
 }
 /// Likewise: the first and third, and the others.
 __device__ __forceinline__ HalfPairs e4m3_every_other(uint32_t bytes) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backends/cuda/cache/row_copy.cuh"
+#include "backends/cuda/ptx/load_if.cuh"
 #include "backends/cuda/sm80/decode/traits.cuh"
 
 namespace flashmask::sm80 {
@@ -14,7 +15,7 @@ class KeyLoader {
   using Shared = DecodeShared<Traits>;
   using Stored = typename Traits::Stored;
   __device__ __forceinline__ KeyLoader(const cuda::CachedParams& p, Shared& shared, int warp)
-      : p_(p), shared_(shared), warp_(warp) {}
+      : p_(p), shared_(shared), warp_(warp), rows_(find_rows()), scales_by_key_(has_scales_by_key()) {}
 
   /// Fills all slots but one.
   __device__ __forceinline__ void start() {
@@ -31,10 +32,13 @@ class KeyLoader {
 
   /// Loads the next step's keys into the next slot, which nobody reads any more, and looks up the step after it.
   __device__ __forceinline__ void load_keys() {
-    entry_ = next_entry_;
-    row_ = next_row_;
+    // Now, or they would be moved behind the load of the next entry, and wait for it.
+    entry_ = ptx::opaque(next_entry_);
+    row_ = ptx::opaque(next_row_);
     if (const KeyStep& loaded = step(loaded_); !loaded.is_end) {
-      if constexpr (Traits::kFloat8) load_scales(loaded);
+      if constexpr (Traits::kFloat8) {
+        if (scales_by_key_) load_scales(loaded);
+      }
       copy<typename Traits::KTile>(2 * loaded_, loaded, p_.k_rows, p_.head_dim);
       ++found_;
       find_step();
@@ -49,6 +53,16 @@ class KeyLoader {
     ++loaded_;
   }
 
+  /// Puts a unit's factors where all warps find them after their next meeting, for all steps, if its keys have one.
+  __device__ __forceinline__ void put_unit_scales(int32_t kv_head) {
+    if (scales_by_key_) return;
+    const float k = p_.k_scale.at(0, 0, kv_head), v = p_.v_scale.at(0, 0, kv_head);
+    for (auto i = static_cast<int>(threadIdx.x); i < Traits::kSteps * Traits::kKeys; i += Traits::kThreads) {
+      auto& scales = shared_.scales[i / Traits::kKeys];
+      scales.k[i % Traits::kKeys] = k;
+      scales.v[i % Traits::kKeys] = v;
+    }
+  }
   /// Puts the factors of the keys that were last begun where all warps find them after their next meeting.
   __device__ __forceinline__ void put_scales() {
     if constexpr (Traits::kFloat8) {
@@ -70,14 +84,14 @@ class KeyLoader {
   /// nothing waits for it here.
   __device__ __forceinline__ void find_step() {
     KeyStep& step = shared_.steps[warp_][found_ % Traits::kSteps];
-    if (ptx::is_leader()) step = shared_.walks[warp_].next(p_);
+    if (ptx::is_leader()) step = shared_.walks[warp_].next(p_, shared_.steps[warp_][(found_ - 1) % Traits::kSteps]);
     __syncwarp();
-    next_entry_ = -1;
     const int32_t key = step.first_key + own_key();
-    if (step.is_end || key >= step.keys) return;
+    const bool is_there = !step.is_end && key < step.keys;
     const int32_t page = step.table ? p_.key_page(key) : 0;
     const int64_t stride = p_.call.page_table.defined() ? p_.call.page_table.stride[1] : p_.call.page_indices.stride[0];
-    next_entry_ = step.table ? __ldg(step.table + page * stride) : step.request;
+    next_entry_ = is_there ? step.request : -1;
+    ptx::load_if(is_there && step.table, step.table + page * stride, next_entry_);
     next_row_ = key - page * p_.page_size;
   }
 
@@ -92,12 +106,15 @@ class KeyLoader {
   __device__ __forceinline__ void load_scales(const KeyStep& step) {
     scaled_ = loaded_;
     has_scales_ = true;
-    k_scale_ = is_there() ? scale_of(p_.k_scale, step.kv_head) : 1.f;
-    v_scale_ = is_there() ? scale_of(p_.v_scale, step.kv_head) : 0.f;
+    k_scale_ = is_there() ? key_scale(p_.k_scale, step.kv_head) : 1.f;
+    v_scale_ = is_there() ? key_scale(p_.v_scale, step.kv_head) : 0.f;
   }
-  __device__ __forceinline__ float scale_of(const cuda::CacheScale& scale, int32_t head) const {
+  __device__ __forceinline__ float key_scale(const cuda::CacheScale& scale, int32_t head) const {
     return scale.data ? __ldg(scale.data + offset_of(scale.page_stride, scale.row_stride, scale.head_stride, head))
                       : 1.f;
+  }
+  __device__ __forceinline__ bool has_scales_by_key() const {
+    return Traits::kFloat8 && (p_.k_scale.differs_by_key() || p_.v_scale.differs_by_key());
   }
   /// The offset of the lane's key in elements. Those of a page fit 32 bits (see page_refusal).
   __device__ __forceinline__ uint64_t offset_of(int64_t page_stride, int64_t row_stride, int64_t head_stride,
@@ -115,32 +132,81 @@ class KeyLoader {
                    address =
                        is_there() ? reinterpret_cast<uint64_t>(static_cast<const Stored*>(rows.data) + offset) : 0;
     unsigned char* const tile = shared_.slots[item % Traits::kSlots];
-    if (p_.keys_aligned) {
-      copy_rows<Tile, true>(tile, address, columns);
-    } else {
+    if (rows_ == Rows::kInRuns && __all_sync(0xffffffff, address != 0)) {
+      copy_runs<Tile>(tile, address, rows.row_stride);
+    } else if (rows_ == Rows::kUnaligned) {
       copy_rows<Tile, false>(tile, address, columns);
+    } else {
+      copy_rows<Tile, true>(tile, address, columns);
     }
   }
-  /// Each lane has the address of a row, and as many copy a block's part of it as that has chunks of 16 bytes.
+  /// What is known of where rows lie.
+  enum class Rows : uint8_t {
+    kUnaligned,
+    kAligned,  ///< to 16 bytes
+    kInRuns    ///< so, runs of kRunKeys equally far apart, and as long as the tiles'
+  };
+  static constexpr uint32_t kRunKeys = 16;
+  static_assert(Traits::kLoadedKeys % kRunKeys == 0);
+  __device__ __forceinline__ Rows find_rows() const {
+    if (!p_.keys_aligned) return Rows::kUnaligned;
+    const bool are_whole = p_.head_dim == Traits::kQkDim && p_.head_dim_v == Traits::kVDim,
+               in_runs = !p_.call.has_tables() || p_.page_size % kRunKeys == 0;
+    return are_whole && in_runs ? Rows::kInRuns : Rows::kAligned;
+  }
+
+  /// How the lanes of a warp divide its rows of a tile: kRowsAtOnce at a time, each a chunk of 16 bytes of a block.
+  template <typename Tile>
+  struct Lanes {
+    static constexpr uint32_t kChunks = Tile::kChunksOfRow, kRowsAtOnce = 32 / kChunks;
+    static constexpr int kBlocks = Tile::kColumns / Tile::kBlockColumns, kPasses = Traits::kLoadedKeys / kRowsAtOnce;
+    uint32_t chunk, row, first_place;
+    __device__ __forceinline__ explicit Lanes(int warp)
+        : chunk(ptx::reload_lane() % kChunks),
+          row(ptx::reload_lane() / kChunks),
+          first_place(Tile::place(Traits::kLoadedKeys * static_cast<uint32_t>(warp) + row, chunk)) {}
+    /// The lane's place for its row behind `first`. Rows that are apart by kRowsAtOnce, a power of two, are permuted by
+    /// what the two permutations have together.
+    __device__ __forceinline__ uint32_t place(uint32_t first, int block) const {
+      return (first_place ^ Tile::permutation(first) << 4) + first * Tile::kRowBytes + block * Tile::kBlockBytes;
+    }
+  };
+
+  /// Copies rows that are all there, whole and in runs. A lane has the address of a row.
+  template <typename Tile>
+  __device__ __forceinline__ void copy_runs(unsigned char* tile, uint64_t address, int64_t row_stride) const {
+    const Lanes<Tile> lanes(warp_);
+    const uint64_t row_bytes = static_cast<uint64_t>(row_stride) * sizeof(Stored),
+                   own = lanes.row * row_bytes + 16 * lanes.chunk;
+    uint64_t from = 0;
+#pragma unroll
+    for (uint32_t first = 0; first < Traits::kLoadedKeys; first += lanes.kRowsAtOnce) {
+      if (first % kRunKeys == 0) {
+        from = __shfl_sync(0xffffffff, address, static_cast<int>(first)) + own;
+      } else {
+        from += lanes.kRowsAtOnce * row_bytes;
+      }
+#pragma unroll
+      for (int block = 0; block < lanes.kBlocks; ++block)
+        cuda::RowCopy{true}.copy_chunk(tile + lanes.place(first, block),
+                                       reinterpret_cast<const Stored*>(from + 16 * lanes.kChunks * block), true);
+    }
+  }
+  /// Copies rows of `columns` elements wherever they lie. A lane has the address of a row; 0: it is not there.
   template <typename Tile, bool kAligned>
   __device__ __forceinline__ void copy_rows(unsigned char* tile, uint64_t address, int32_t columns) const {
-    constexpr uint32_t kChunks = Tile::kChunksOfRow, kRowsAtOnce = 32 / kChunks;
+    const Lanes<Tile> lanes(warp_);
     constexpr int32_t kElements = 16 / sizeof(Stored);
-    [[maybe_unused]] constexpr int kUnroll = kAligned ? Traits::kLoadedKeys / kRowsAtOnce : 1;
-    const uint32_t lane = ptx::reload_lane(), chunk = lane % kChunks, own_row = lane / kChunks;
-    const uint32_t there = __ballot_sync(0xffffffff, address != 0) >> own_row;
-    const uint32_t first_place = Tile::place(Traits::kLoadedKeys * static_cast<uint32_t>(warp_) + own_row, chunk);
+    [[maybe_unused]] constexpr int kUnroll = kAligned ? lanes.kPasses : 1;
+    const uint32_t there = __ballot_sync(0xffffffff, address != 0) >> lanes.row;
 #pragma unroll kUnroll
-    for (uint32_t first = 0; first < Traits::kLoadedKeys; first += kRowsAtOnce) {
-      const uint64_t row = __shfl_sync(0xffffffff, address, static_cast<int>(first + own_row));
-      const auto* const from = reinterpret_cast<const Stored*>(row) + kElements * static_cast<int32_t>(chunk);
-      // Rows that are apart by kRowsAtOnce, a power of two, are permuted by what the two permutations have together.
-      unsigned char* const to = tile + ((first_place + first * Tile::kRowBytes) ^ Tile::permutation(first) << 4);
+    for (uint32_t first = 0; first < Traits::kLoadedKeys; first += lanes.kRowsAtOnce) {
+      const uint64_t from = __shfl_sync(0xffffffff, address, static_cast<int>(first + lanes.row)) + 16 * lanes.chunk;
 #pragma unroll
-      for (int32_t block = 0; block < Tile::kColumns / Tile::kBlockColumns; ++block) {
-        const int32_t of_block = kElements * static_cast<int32_t>(kChunks) * block,
-                      column = of_block + kElements * static_cast<int32_t>(chunk);
-        cuda::RowCopy{kAligned}.copy_chunk(to + block * Tile::kBlockBytes, from + of_block,
+      for (int block = 0; block < lanes.kBlocks; ++block) {
+        const int32_t column = kElements * static_cast<int32_t>(lanes.kChunks * block + lanes.chunk);
+        cuda::RowCopy{kAligned}.copy_chunk(tile + lanes.place(first, block),
+                                           reinterpret_cast<const Stored*>(from + 16 * lanes.kChunks * block),
                                            (there >> first & 1) != 0 && column < columns, columns - column);
       }
     }
@@ -149,6 +215,8 @@ class KeyLoader {
   const cuda::CachedParams& p_;
   Shared& shared_;
   const int warp_;
+  const Rows rows_;
+  const bool scales_by_key_;
   /// Pages and rows there of the lane's keys: the loaded step's, and the next one's.
   int32_t entry_ = -1, row_ = 0, next_entry_ = -1, next_row_ = 0;
   uint32_t loaded_ = 0, found_ = 0;  ///< the step that is loaded, and the last one that has been looked up

@@ -52,7 +52,7 @@ struct DecodeTraits {
 };
 
 /// A step's keys of a unit, as a warp loads and reads them.
-struct KeyStep {
+struct alignas(16) KeyStep {
   int32_t first_key;
   bool is_masked;  ///< some rows may not see some keys
   bool is_last;    ///< no other follows in the unit's part
@@ -109,10 +109,17 @@ class StepWalk {
  public:
   __device__ __forceinline__ void begin() {
     units_.begin();
-    unit_left_ = 0;
+    unit_left_ = unmasked_steps_ = 0;
     has_half_ = false;
   }
-  __device__ __forceinline__ KeyStep next(const cuda::CachedParams& p) {
+  /// The step behind `before`.
+  __device__ __forceinline__ KeyStep next(const cuda::CachedParams& p, const KeyStep& before) {
+    if (unmasked_steps_ > 0) {
+      --unmasked_steps_;
+      KeyStep step = before;
+      step.first_key += kKeys;
+      return step;
+    }
     if (has_half_) {
       first_key_ += kKeys;
       has_half_ = false;
@@ -123,6 +130,7 @@ class StepWalk {
       first_key_ = block.index * cuda::kBlockKeys;
       is_masked_ = block.masked || p.needs_positions();
       has_half_ = kKeys < cuda::kBlockKeys && first_key_ + kKeys < units_.tile().keys;
+      if (!is_masked_) pass_unmasked(p);
     }
     return {.first_key = first_key_,
             .is_masked = is_masked_,
@@ -135,6 +143,16 @@ class StepWalk {
   }
 
  private:
+  /// Counts the steps that follow on an unmasked block and differ from its first one by their keys alone. The unit's
+  /// last block is not among them.
+  __device__ __forceinline__ void pass_unmasked(const cuda::CachedParams& p) {
+    const int32_t blocks = min(blocks_.unmasked_ahead(p), unit_left_ - 1);
+    if (blocks <= 0) return;
+    blocks_.pass(blocks);
+    unit_left_ -= blocks;
+    unmasked_steps_ = blocks * (cuda::kBlockKeys / kKeys) + has_half_;
+    has_half_ = false;
+  }
   __device__ __forceinline__ bool next_unit(const cuda::CachedParams& p) {
     if (!units_.next(p)) return false;
     unit_left_ = units_.blocks();
@@ -150,7 +168,8 @@ class StepWalk {
       table_ = call.page_indices.data + units_.tile().first_entry * call.page_indices.stride[0];
   }
 
-  int32_t unit_left_;  ///< blocks of the unit that are still to come
+  int32_t unit_left_;       ///< blocks of the unit that are still to come
+  int32_t unmasked_steps_;  ///< steps that come before them, see pass_unmasked
   ShareWalk units_;
   cuda::LiveBlocks blocks_;
   const int32_t* table_;

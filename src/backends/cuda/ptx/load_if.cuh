@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/ptx/address.cuh"
+
+namespace flashmask::ptx {
+
+/// PTX ISA, "ld.global.nc" under a predicate: `to` becomes *from if `condition`, and keeps its value otherwise. Without
+/// a branch nothing waits for what is loaded before it is used.
+__device__ __forceinline__ void load_if(bool condition, const int32_t* from, int32_t& to) {
+  asm("{\n"
+      ".reg .pred there;\n"
+      "setp.ne.b32 there, %2, 0;\n"
+      "@there ld.global.nc.b32 %0, [%1];\n"
+      "}"
+      : "+r"(to)
+      : "l"(global_address(from)), "r"(static_cast<int>(condition)));
+}
+
+}  // namespace flashmask::ptx
