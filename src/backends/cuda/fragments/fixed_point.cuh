@@ -136,18 +136,60 @@ __device__ __forceinline__ void scale_parts(const float (&dq)[kValues], float (&
     if (zero != 0) mark(row);
   }
 }
-/// Replaces the parts by the bits of the nearest integers. kByAdds: for kernels whose exponentials need all of their
-/// pipe.
-template <bool kByAdds = false, int kValues>
+/// Replaces the parts by the bits of the nearest integers.
+template <int kValues>
 __device__ __forceinline__ void round_parts(float (&scaled)[kValues]) {
 #pragma unroll
-  for (float& part : scaled) part = kByAdds ? ptx::nearest_integer_by_adds(part) : ptx::nearest_integer(part);
+  for (float& part : scaled) part = ptx::nearest_integer(part);
 }
 /// Scales and rounds a thread's parts in place.
 template <int kValues, typename ScaleOf, typename Mark>
 __device__ __forceinline__ void make_integers(float (&dq)[kValues], const ScaleOf& scale_of, const Mark& mark) {
   scale_parts(dq, dq, scale_of, mark);
   round_parts(dq);
+}
+
+/// Scales and rounds parts by multiply-adds, for kernels whose exponentials need all of the pipe that cvt shares with
+/// them; |part * scale| <= 2^29. The low bits of x + 1.5 * 2^23 are the integer nearest to x, but only 23 of them: one
+/// sum, `high`, takes x / -256, the other the remainder of x. The zero of `high` is such that the joint bits,
+/// low - 256 high, are the integer's.
+class PartRounder {
+ public:
+  __device__ __forceinline__ explicit PartRounder(float scale) : scale_(scale), high_scale_(scale / -kUnit) {}
+
+  /// Returns the bits of the integer nearest to part * scale.
+  __device__ __forceinline__ float round(float part) {
+    constexpr float kLowZero = 0x1.8p23F, kHighZero = 0x800000 + 0x4b4000;
+    const float high = __fmaf_rn(part, high_scale_, kHighZero),
+                low = __fmaf_rn(part, scale_, __fmaf_rn(high, kUnit, kLowZero - kUnit * kHighZero));
+    seen_ |= __float_as_uint(high);
+    return __int_as_float(__float_as_int(low) - static_cast<int>(kUnit) * __float_as_int(high));
+  }
+  /// True if a part was NaN or infinite: `high` then has bits that no sum between 2^23 and 2^24 has, as finite parts'.
+  __device__ __forceinline__ bool has_seen_non_finite() const {
+    constexpr uint32_t kNonFinite = 0xff, kFinite = 127 + 23;  // exponents
+    return seen_ & (kNonFinite & ~kFinite) << 23;
+  }
+
+ private:
+  static constexpr float kUnit = 256;
+  const float scale_, high_scale_;
+  uint32_t seen_ = 0;  ///< bits of any `high`
+};
+
+/// make_integers by multiply-adds.
+template <int kValues, typename ScaleOf, typename Mark>
+__device__ __forceinline__ void make_integers_by_adds(float (&dq)[kValues], const ScaleOf& scale_of, const Mark& mark) {
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    PartRounder rounder(scale_of(row));
+#pragma unroll
+    for (int i = 2 * row; i < kValues; i += 4) {
+      dq[i] = rounder.round(dq[i]);
+      dq[i + 1] = rounder.round(dq[i + 1]);
+    }
+    if (rounder.has_seen_non_finite()) mark(row);
+  }
 }
 
 }  // namespace flashmask::cuda

@@ -51,7 +51,7 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
   /// both modes would spend them from tile to tile in either.
   static constexpr bool kLate = Traits::kDqSum == DqSum::kIntegers && !kHalves<Traits>;
   struct NoDq {};
-  using LateDq = std::conditional_t<kLate, OwnDq, NoDq>;
+  using LateDq = std::conditional_t<kLate, typename Outgoing::KeptDq, NoDq>;
   /// Half of the rows, for dP in two halves.
   static constexpr int kHalfRows = Traits::kRows / 2;
   using HalfScores = cuda::Accumulators<64, kHalfRows>;
@@ -97,7 +97,7 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
     Scores s, dp;
     issue_scores<Bias::kScore, Traits::kQkDim>(s, offsetof(Shared, k),
                                                operand(offsetof(Shared, q), 16, stage, Traits::kQBytes));
-    if (!(flags & Tile::kFirst)) store_late(late);
+    if (!(flags & Tile::kFirst)) store_late_under_scores(late);
     delay<Role::kConsumer>();
     ptx::wait(shared_.dout_full[stage], ring_.phase());
     issue_scores<Bias::kGradient, Traits::kVDim>(dp, offsetof(Shared, v),
@@ -230,10 +230,16 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
   __device__ __forceinline__ void hand_over_dq(OwnDq& dq, uint32_t flags, [[maybe_unused]] LateDq& late) const {
     const uint32_t stage = ring_.stage();
     if constexpr (kLate) {
-      staging_.scale_dq(dq, late, stage);
+      staging_.keep(dq, late, stage);
+    } else if constexpr (!kMaySumIntegers<Traits>) {
+      staging_.store_dq(dq, flags, stage, dq_phase());
     } else if (sums_integers<Traits>(p_)) {
-      staging_.scale_dq(dq, dq, stage);
-      staging_.store_scaled_dq(dq, stage, dq_phase());
+      if constexpr (Traits::kAlternate) {
+        staging_.store_integers(dq, stage, dq_phase());
+      } else {
+        staging_.keep(dq, dq, stage);
+        staging_.store_kept(dq, stage, dq_phase());
+      }
     } else {
       staging_.store_dq(dq, flags, stage, dq_phase());
     }
@@ -242,17 +248,25 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
   __device__ __forceinline__ static void forget([[maybe_unused]] LateDq& late) {
     if constexpr (kLate) {
 #pragma unroll
-      for (auto& block : late) ptx::clear(block);
+      for (auto& block : late.dq) ptx::clear(block);
     }
   }
-  /// Hands over the previous tile's dq as integers, if this warpgroup had one. Making them takes longer than dK's
-  /// product, but not longer than S's.
+  /// Hands over the previous tile's dq as integers, if this warpgroup had one.
   __device__ __forceinline__ void store_late([[maybe_unused]] LateDq& late) const {
     if constexpr (kLate) {
       static_assert(Traits::kStages == 2);
       const uint32_t before = ring_.stage() ^ 1;
-      if (!Traits::kAlternate || before == warpgroup_) staging_.store_scaled_dq(late, before, dq_phase() ^ 1);
+      if (!Traits::kAlternate || before == warpgroup_) staging_.store_kept(late, before, dq_phase() ^ 1);
     }
+  }
+  /// store_late under S's product: making integers takes longer than dK's product, but not longer than S's. Until a
+  /// wait that follows S, ptxas takes registers that a product wrote for pending, and would wait for S itself.
+  __device__ __forceinline__ void store_late_under_scores([[maybe_unused]] LateDq& late) const {
+    if constexpr (kLate && Traits::kAlternate) {
+      ptx::wgmma_wait<1>();
+      pin(late.dq);
+    }
+    store_late(late);
   }
 
   /// Half of dQ, once dS of both warpgroups is there, and dK; dq is stored beside dK's product.

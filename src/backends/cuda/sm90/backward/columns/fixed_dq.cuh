@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
+
 #include "backends/cuda/fragments/fixed_point.cuh"
 #include "backends/cuda/sm90/backward/params.h"
 #include "backends/cuda/sm90/backward/traits.cuh"
@@ -12,6 +14,14 @@ __device__ __forceinline__ float scale_of(const RowBias& bias) {
   return __uint_as_float(bias.pair[RowBias::kScalePair] & 0xffff0000);
 }
 
+/// Marks a lane's row number `row`, 0 or 1, of query tile number `query_tile`, where its rows begin with `own`, as
+/// having NaN or infinite values in dq.
+template <typename Traits>
+__device__ __forceinline__ void mark_row(const typename Traits::Params& p, uint32_t query_tile, int own, int row) {
+  RowBias* biases = p.biases + static_cast<int64_t>(query_tile) * Traits::kRows + own;
+  atomicOr(&biases[8 * row].pair[RowBias::kScalePair], RowBias::kNotFinite);
+}
+
 /// Scales a warp's part of the stage's dq, 16 rows from row `first` of its tile on, for cuda::round_parts to make
 /// integers of it in deterministic mode.
 template <typename Traits, int kValues>
@@ -21,10 +31,7 @@ __device__ __forceinline__ void scale_dq(const typename Traits::Params& p, const
   const int own = first + static_cast<int>(reload_lane<Traits>()) / 4;
   cuda::scale_parts(
       dq, scaled, [&](int row) { return scale_of(shared.biases[stage][own + 8 * row]); },
-      [&](int row) {
-        RowBias* biases = p.biases + static_cast<int64_t>(shared.tile[stage].query.index) * Traits::kRows + own;
-        atomicOr(&biases[8 * row].pair[RowBias::kScalePair], RowBias::kNotFinite);
-      });
+      [&](int row) { mark_row<Traits>(p, shared.tile[stage].query.index, own, row); });
 }
 /// Replaces a warp's part of the stage's dq by its integers.
 template <typename Traits, int kValues>
@@ -32,6 +39,17 @@ __device__ __forceinline__ void make_integers(const typename Traits::Params& p, 
                                               uint32_t stage, int first, float (&dq)[kValues]) {
   scale_dq<Traits>(p, shared, stage, first, dq, dq);
   cuda::round_parts(dq);
+}
+
+/// make_integers by multiply-adds.
+template <typename Traits, int kValues>
+__device__ __forceinline__ void make_integers_by_adds(const typename Traits::Params& p,
+                                                      const SharedStorage<Traits>& shared, uint32_t stage, int first,
+                                                      float (&dq)[kValues]) {
+  const int own = first + static_cast<int>(reload_lane<Traits>()) / 4;
+  cuda::make_integers_by_adds(
+      dq, [&](int row) { return scale_of(shared.biases[stage][own + 8 * row]); },
+      [&](int row) { mark_row<Traits>(p, shared.tile[stage].query.index, own, row); });
 }
 
 /// A lane's four sums of a fragment of 16 rows, whose biases begin at `biases`, as dq before scale.

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
+#include <type_traits>
+
 #include "backends/cuda/device/delay.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
 #include "backends/cuda/ptx/registers.cuh"
@@ -54,18 +57,56 @@ class Staging {
     }
   }
 
-  /// Scales this warp's dq of the stage, see bwd::scale_dq.
-  __device__ __forceinline__ void scale_dq(const OwnDq& dq, OwnDq& scaled, uint32_t stage) const {
+  /// Hands dq of the stage to the store warp as integers.
+  __device__ __forceinline__ void store_integers(OwnDq& dq, uint32_t stage, uint32_t phase) const {
+    wait(phase);  // ptxas spills if that comes behind
+#pragma unroll
+    for (int block = 0; block < kOwnBlocks; ++block)
+      make_integers_by_adds<Traits>(p_, shared_, stage, Blocks::row(warp_of(block)), dq[block]);
+    hand_over(dq, stage);
+  }
+
+  /// dq that becomes integers once its stage has been released, with what multiply-adds need of the stage.
+  struct UnscaledDq {
+    OwnDq dq;
+    float scales[kOwnBlocks][2];
+    uint32_t query_tile;
+  };
+  /// dq between keep and store_kept: scaled, unless multiply-adds will do that, too.
+  using KeptDq = std::conditional_t<Traits::kAlternate, UnscaledDq, OwnDq>;
+
+  /// Keeps this warp's dq of the stage.
+  __device__ __forceinline__ void keep(const OwnDq& dq, OwnDq& scaled, uint32_t stage) const {
 #pragma unroll
     for (int block = 0; block < kOwnBlocks; ++block)
       bwd::scale_dq<Traits>(p_, shared_, stage, Blocks::row(warp_of(block)), dq[block], scaled[block]);
   }
-  /// Hands scaled dq to the store warp as integers.
-  __device__ __forceinline__ void store_scaled_dq(OwnDq& scaled, uint32_t stage, uint32_t phase) const {
+  __device__ __forceinline__ void keep(const OwnDq& dq, UnscaledDq& kept, uint32_t stage) const {
 #pragma unroll
-    for (auto& block : scaled) cuda::round_parts<Traits::kAlternate>(block);
+    for (int block = 0; block < kOwnBlocks; ++block) {
+#pragma unroll
+      for (int i = 0; i < Blocks::kBlockColumns / 2; ++i) kept.dq[block][i] = dq[block][i];
+#pragma unroll
+      for (int row = 0; row < 2; ++row)
+        kept.scales[block][row] = scale_of(shared_.biases[stage][first_row(block) + 8 * row]);
+    }
+    kept.query_tile = shared_.tile[stage].query.index;
+  }
+  /// Hands kept dq to the store warp as integers.
+  __device__ __forceinline__ void store_kept(OwnDq& scaled, uint32_t stage, uint32_t phase) const {
+#pragma unroll
+    for (auto& block : scaled) cuda::round_parts(block);
     wait(phase);
     hand_over(scaled, stage);
+  }
+  __device__ __forceinline__ void store_kept(UnscaledDq& kept, uint32_t stage, uint32_t phase) const {
+#pragma unroll
+    for (int block = 0; block < kOwnBlocks; ++block)
+      cuda::make_integers_by_adds(
+          kept.dq[block], [&](int row) { return kept.scales[block][row]; },
+          [&](int row) { mark_row<Traits>(p_, kept.query_tile, first_row(block), row); });
+    wait(phase);
+    hand_over(kept.dq, stage);
   }
 
   /// Stores a work tile's dk and dv.
@@ -104,6 +145,10 @@ class Staging {
   }
   __device__ __forceinline__ float* tile_of(int block) const {
     return shared_.staging[0] + warp_of(block) * Blocks::kWarpFloats;
+  }
+  /// The first of the lane's two rows of a block.
+  __device__ __forceinline__ int first_row(int block) const {
+    return Blocks::row(warp_of(block)) + static_cast<int>(reload_lane<Traits>()) / 4;
   }
   /// Waits until all staging tiles may be overwritten.
   __device__ __forceinline__ void wait(uint32_t phase) const {

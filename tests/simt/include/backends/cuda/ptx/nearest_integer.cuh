@@ -8,6 +8,5 @@
 namespace flashmask::ptx {
 
 inline float nearest_integer(float x) { return __int_as_float(__float2int_rn(x)); }
-inline float nearest_integer_by_adds(float x) { return nearest_integer(x); }
 
 }  // namespace flashmask::ptx
