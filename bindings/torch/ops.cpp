@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The PyTorch operators flashmask::plan, forward, backward, partial_backward and build_mask over the C interface.
+// The PyTorch operators flashmask::plan, forward, arriving_forward, backward, partial_backward and build_mask over the
+// C interface.
 //
 // Written against LibTorch's stable ABI: one binary serves every torch from 2.10 on and every Python. The C interface
 // checks the arguments; here tensors become fm_tensor, outputs and workspace are allocated, and a status becomes an
@@ -183,6 +184,31 @@ void run_backward(const fm_backward_args& args, const fm_options& options, const
   run(fm_backward, "the backward's workspace", args, options, place);
 }
 
+/// Common part of the forward operators; arrivals may be null.
+std::tuple<Tensor, Tensor> call_forward(const Call& call, const Place& place, const Tensor& q, const Tensor& k,
+                                        const Tensor& v, const MaskArguments& mask_arguments,
+                                        const OptionalTensor& plan_buffer, const OptionArguments& options,
+                                        const fm_arrivals* arrivals) {
+  const int64_t batch = size_of(q, 0, "query"), seqlen_q = size_of(q, 1, "query"), heads = size_of(q, 2, "query");
+  const int64_t seqlen_k = size_of(k, 1, "key"), head_dim_v = size_of(v, 3, "value");
+  fm_forward_args args{};
+  args.struct_size = sizeof(args);
+  args.q = call(q, "query");
+  args.k = call(k, "key");
+  args.v = call(v, "value");
+  args.arrivals = arrivals;
+  const fm_mask mask = mask_arguments.read(call, seqlen_q, seqlen_k);
+  args.mask = &mask;
+  set_plan(plan_buffer, call, args.plan, args.plan_bytes);
+  const Tensor out = empty<4>("out", {batch, seqlen_q, heads, head_dim_v},
+                              options.partial_out ? partial_dtype(q) : torch_dtype(q), place);
+  const Tensor lse = empty<3>("lse", {batch, heads, seqlen_q}, partial_dtype(q), place);
+  args.out = call(out, "out");
+  args.lse = call(lse, "lse");
+  run_forward(args, options.read(call, place), place);
+  return {out, lse};
+}
+
 std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& bounds,
                                    const OptionalTensor& block_mask, const OptionalTensor& plan_buffer,
                                    std::optional<double> softmax_scale, bool causal, std::optional<int64_t> q_offset,
@@ -192,29 +218,30 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tenso
                                    const OptionalTensor& intervals,
                                    const OptionalTensor& dropout_state FLASHMASK_FEATURE_PARAMETERS) {
   const Place place = place_of(q);
-  const Call call(place, "query");
-  const int64_t batch = size_of(q, 0, "query"), seqlen_q = size_of(q, 1, "query"), heads = size_of(q, 2, "query");
-  const int64_t seqlen_k = size_of(k, 1, "key"), head_dim_v = size_of(v, 3, "value");
-  fm_forward_args args{};
-  args.struct_size = sizeof(args);
-  args.q = call(q, "query");
-  args.k = call(k, "key");
-  args.v = call(v, "value");
-  const fm_mask mask = MaskArguments{bounds,       block_mask, causal, q_offset,   window_left,
-                                     window_right, q_pos,      k_pos,  column_ptr, intervals}
-                           .read(call, seqlen_q, seqlen_k);
-  args.mask = &mask;
-  set_plan(plan_buffer, call, args.plan, args.plan_bytes);
-  const Tensor out =
-      empty<4>("out", {batch, seqlen_q, heads, head_dim_v}, partial_out ? partial_dtype(q) : torch_dtype(q), place);
-  const Tensor lse = empty<3>("lse", {batch, heads, seqlen_q}, partial_dtype(q), place);
-  args.out = call(out, "out");
-  args.lse = call(lse, "lse");
+  return call_forward(
+      Call(place, "query"), place, q, k, v,
+      {bounds, block_mask, causal, q_offset, window_left, window_right, q_pos, k_pos, column_ptr, intervals},
+      plan_buffer, {softmax_scale, deterministic, backend, max_ctas, dropout_state FLASHMASK_FEATURE_ARGUMENTS},
+      nullptr);
+}
 
-  const OptionArguments options{softmax_scale, deterministic, backend, max_ctas,
-                                dropout_state FLASHMASK_FEATURE_ARGUMENTS};
-  run_forward(args, options.read(call, place), place);
-  return {out, lse};
+std::tuple<Tensor, Tensor> arriving_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& needed,
+                                            const Tensor& state, double timeout, const OptionalTensor& bounds,
+                                            const OptionalTensor& block_mask, const OptionalTensor& plan_buffer,
+                                            std::optional<double> softmax_scale, bool causal,
+                                            std::optional<int64_t> q_offset, int64_t window_left, int64_t window_right,
+                                            bool deterministic, const std::string& backend, int64_t max_ctas,
+                                            const OptionalTensor& q_pos, const OptionalTensor& k_pos,
+                                            const OptionalTensor& column_ptr, const OptionalTensor& intervals,
+                                            const OptionalTensor& dropout_state FLASHMASK_FEATURE_PARAMETERS) {
+  const Place place = place_of(q);
+  const Call call(place, "query");
+  const fm_arrivals arrivals{sizeof(arrivals), 0, call(needed, "needed"), call(state, "state"), timeout};
+  return call_forward(
+      call, place, q, k, v,
+      {bounds, block_mask, causal, q_offset, window_left, window_right, q_pos, k_pos, column_ptr, intervals},
+      plan_buffer, {softmax_scale, deterministic, backend, max_ctas, dropout_state FLASHMASK_FEATURE_ARGUMENTS},
+      &arrivals);
 }
 
 /// True if the CUDA kernels can read a 16-bit tensor in place: its rows are contiguous, not broadcast, and aligned to
@@ -412,6 +439,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> build_mask(const std::string& family,
 STABLE_TORCH_LIBRARY(flashmask, m) {
   m.def(schemas::kPlan);
   m.def(schemas::kForward);
+  m.def(schemas::kArrivingForward);
   m.def(schemas::kBackward);
   m.def(schemas::kPartialBackward);
   m.def(schemas::kBuildMask);
@@ -425,12 +453,14 @@ STABLE_TORCH_LIBRARY_IMPL(flashmask, CompositeExplicitAutograd, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(flashmask, CPU, m) {
   m.impl("forward", TORCH_BOX(&forward));
+  m.impl("arriving_forward", TORCH_BOX(&arriving_forward));
   m.impl("backward", TORCH_BOX(&backward));
   m.impl("partial_backward", TORCH_BOX(&partial_backward));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flashmask, CUDA, m) {
   m.impl("forward", TORCH_BOX(&forward));
+  m.impl("arriving_forward", TORCH_BOX(&arriving_forward));
   m.impl("backward", TORCH_BOX(&backward));
   m.impl("partial_backward", TORCH_BOX(&partial_backward));
 }

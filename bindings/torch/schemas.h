@@ -34,6 +34,10 @@ constexpr const char* kPlan =
 constexpr const char* kForward =
     "forward(Tensor q, Tensor k, Tensor v, Tensor? bounds, Tensor? block_mask, Tensor? plan, " FLASHMASK_OPTIONS
     ") -> (Tensor out, Tensor lse)";
+/// needed, state, timeout: fm_arrivals; its state is written.
+constexpr const char* kArrivingForward =
+    "arriving_forward(Tensor q, Tensor k, Tensor v, Tensor needed, Tensor(a!) state, float timeout, Tensor? bounds, "
+    "Tensor? block_mask, Tensor? plan, " FLASHMASK_OPTIONS ") -> (Tensor out, Tensor lse)";
 constexpr const char* kBackward =
     "backward(" FLASHMASK_BACKWARD_INPUTS FLASHMASK_OPTIONS ") -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)";
 /// dkv: dk and then dv, each contiguous, in one dimension: a context parallel backward sends both at once.

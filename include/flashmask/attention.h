@@ -124,11 +124,30 @@ struct AttentionInputs {
   TensorView dense_mask{};
 };
 
+/// Longest wait for keys that arrive, in seconds.
+inline constexpr double kMostArrivalTimeout = 1e6;
+/// Keys and values that a stream is still bringing, in pieces, while a forward runs: kernels wait for a piece before
+/// they read what it brings. Results are those of the same call with all keys there, bit for bit. sm90's kernels take
+/// it; other backends refuse it.
+struct Arrivals {
+  /// int32 [1 or batch, ceil(seqlen_k / 128)], contiguous: how many pieces have to have arrived before the keys and
+  /// values of each 128 may be read; 0: they are there when the call begins.
+  TensorView needed{};
+  /// int32 [2]: how many pieces have arrived, which grows while the call runs, each time after a piece is there
+  /// (fm_transfers_enqueue in c_api.h); and 0, or after the call the first piece that it did not wait for any longer.
+  /// Then out and lse are numbers without meaning.
+  TensorView state{};
+  /// Seconds that a wait may take, above 0 and up to kMostArrivalTimeout.
+  double timeout = 60;
+  bool defined() const { return needed.defined() || state.defined(); }
+};
+
 /// out [batch, seqlen_q, heads_q, head_dim_v] in q's dtype (float32 with partial_out); lse [batch, heads_q, seqlen_q],
 /// natural log, float32 (float64 for float64): log(sum_j exp(softmax_scale * q_i.k_j)) over the visible keys j, and the
 /// sink. Rows that see nothing get out = 0 and lse = -inf, or the sink. Every element of both is written.
 struct ForwardArgs : AttentionInputs {
   TensorView out, lse;
+  Arrivals arrivals{};
 };
 
 /// Gradients of a forward call with the same inputs: `out` and `lse` are what it returned; dout has out's

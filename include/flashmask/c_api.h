@@ -151,6 +151,15 @@ typedef struct fm_options {
 
 #define FM_DEVICE_CPU 0
 
+/* Keys and values that arrive while a forward runs: Arrivals in attention.h. */
+typedef struct fm_arrivals {
+  uint32_t struct_size;
+  uint32_t reserved;
+  fm_tensor needed; /* int32, [1 or batch, ceil(seqlen_k / 128)] */
+  fm_tensor state;  /* int32, [2] */
+  double timeout;   /* seconds of a wait; 0: 60 */
+} fm_arrivals;
+
 /* Shapes and semantics as ForwardArgs and BackwardArgs in attention.h. Everything, the mask's tensors, the plan and the
  * workspace too, is on options->device. `mask` NULL: every row sees every
  * key. `plan` (NULL: the call makes one in its workspace) is a buffer that fm_plan_build filled for exactly
@@ -163,6 +172,7 @@ typedef struct fm_forward_args {
   const void* plan;
   size_t plan_bytes;
   fm_tensor dense_mask;
+  const fm_arrivals* arrivals; /* NULL: all keys are there */
 } fm_forward_args;
 
 typedef struct fm_backward_args {
@@ -452,6 +462,65 @@ FLASHMASK_API fm_status fm_explain_cached(const fm_cached_args* args, const fm_o
  * [batch, heads_q, seqlen_q, seqlen_k] in host memory, any strides. `state` is fm_options::dropout_state, in host
  * memory, too; it may be NULL if dropout_p is 0. */
 FLASHMASK_API fm_status fm_dropout_mask(double dropout_p, const uint64_t* state, const fm_tensor* kept);
+
+/* Memory that processes of one machine share, and copies under a running forward whose keys they bring:
+ * docs/context-parallel.md says how ranks use them. `device` is as fm_options has it, a CUDA device; a build without
+ * CUDA has none of it (FM_NO_DEVICE). */
+
+/* Names memory to other processes of the machine. */
+typedef struct fm_peer_handle {
+  uint8_t bytes[64];
+} fm_peer_handle;
+
+/* Allocates zeroed memory of `device`, apart from all pools, and waits for the device. */
+FLASHMASK_API fm_status fm_peer_memory_create(int32_t device, size_t bytes, void** data, fm_peer_handle* handle);
+/* Maps memory that another process created, on `device` or on one that it has access to, into this process. */
+FLASHMASK_API fm_status fm_peer_memory_open(int32_t device, const fm_peer_handle* handle, void** data);
+/* Unmaps what was opened (is_opened 1), or frees what was created, after every process has unmapped it. */
+FLASHMASK_API fm_status fm_peer_memory_release(int32_t device, void* data, int32_t is_opened);
+
+typedef enum fm_transfer_kind {
+  FM_COPY = 0,      /* `bytes` bytes from `from` to `to`, by a copy engine if they are on different devices */
+  FM_WAIT_FLAG = 1, /* until the word at `to`, of `device`'s memory, is at least `value`, modulo 2^32 */
+  FM_WRITE_FLAG = 2 /* `value` to the word at `to`, of `device`'s memory, when all before is done and visible to it */
+} fm_transfer_kind;
+
+typedef struct fm_transfer {
+  uint32_t kind; /* fm_transfer_kind */
+  uint32_t value;
+  void* to;
+  const void* from;
+  uint64_t bytes;
+} fm_transfer;
+
+/* Puts transfers on a stream, in order. They take no multiprocessor, and go on under a kernel that has them all. */
+FLASHMASK_API fm_status fm_transfers_enqueue(const fm_transfer* transfers, int64_t count, int32_t device, void* stream);
+
+/* Writes `value` to flags in any device's memory, up to 64, when what the stream held before is done and visible to
+ * whoever reads the value. By a kernel. */
+FLASHMASK_API fm_status fm_peers_signal(uint32_t* const* flags, int64_t count, uint32_t value, int32_t device,
+                                        void* stream);
+
+/* The end of a forward whose keys arrived. By a kernel it waits until all pieces are there, tells the peers that this
+ * rank has read the epoch's, and waits until they have read those of the epoch before, whose memory may then be filled
+ * anew. If a wait takes longer than `timeout`, or the forward had given one up, all bits of out and lse are set, which
+ * is NaN in every type, and *report says what is missing: the number of a piece, or 2^30 plus the place of a peer. */
+typedef struct fm_settlement {
+  uint32_t struct_size;
+  uint32_t epoch;                /* of the exchange, from 1 on, modulo 2^32 */
+  uint32_t pieces;               /* that arrive here; 0: none do */
+  uint32_t peers;                /* up to 64 */
+  int32_t* state;                /* of fm_arrivals */
+  const uint32_t* read_by_peers; /* [peers], in `device`'s memory: the epoch whose pieces each has read */
+  uint32_t* const* read_flags;   /* [peers], in host memory: where each is told the epoch that this rank has read */
+  void* out;
+  uint64_t out_bytes;
+  void* lse;
+  uint64_t lse_bytes;
+  uint32_t* report; /* that the device can write: its own memory, or pinned memory of the host */
+  double timeout;   /* seconds of a wait; 0: 60 */
+} fm_settlement;
+FLASHMASK_API fm_status fm_peers_settle(const fm_settlement* settlement, int32_t device, void* stream);
 
 /* Which backend and configuration the call would take, and why, as text: up to `capacity` bytes with the
  * terminating zero are written to `text`, and *length (if not NULL) is the full length without it. */

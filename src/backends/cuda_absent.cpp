@@ -3,6 +3,7 @@
 // Stands in for the CUDA backend in a build without it, so that asking for it says what is the matter.
 
 #include "call/backend.h"
+#include "call/peers.h"
 #include "common/message.h"
 
 namespace flashmask {
@@ -46,4 +47,14 @@ const Backend& cuda_backend() {
   return backend;
 }
 
+namespace peers {
+
+SharedMemory create(const Device&, std::size_t) { throw_absent("memory for peers"); }
+void* open(const Device&, const Handle&) { throw_absent("memory of peers"); }
+void release(const Device&, void*, bool) { throw_absent("memory of peers"); }
+void enqueue(std::span<const Transfer>, const Device&, void*) { throw_absent("transfers"); }
+void signal(std::span<uint32_t* const>, uint32_t, const Device&, void*) { throw_absent("signals to peers"); }
+void settle(const Settlement&, const Device&, void*) { throw_absent("the end of an exchange"); }
+
+}  // namespace peers
 }  // namespace flashmask

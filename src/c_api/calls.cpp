@@ -19,6 +19,14 @@ void read_inputs(const CArgs& c, const MaskView* mask, Device device, Args& args
   if (c.plan) args.plan = read_plan(c.plan, c.plan_bytes, args, mask, device);
 }
 
+Arrivals read_arrivals(const fm_arrivals* from, Device device) {
+  const auto c = read_struct(from, "args->arrivals");
+  if (c.reserved) throw_unsupported("args->arrivals->reserved is ", c.reserved, "; it must be zero");
+  return {.needed = tensor(c.needed, "arrivals' needed", device),
+          .state = tensor(c.state, "arrivals' state", device),
+          .timeout = timeout_of(c.timeout, "args->arrivals->timeout")};
+}
+
 template <typename CArgs>
 std::size_t workspace_of(const CArgs* from, const fm_options* options) {
   const CallOptions call(options);
@@ -41,6 +49,7 @@ void run(const CArgs* from, std::span<std::byte> workspace, const fm_options* op
 ForwardArgs read_args(const fm_forward_args& c, const MaskView* mask, Device device) {
   ForwardArgs args;
   read_inputs(c, mask, device, args);
+  if (c.arrivals) args.arrivals = read_arrivals(c.arrivals, device);
   return args;
 }
 

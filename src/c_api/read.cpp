@@ -104,6 +104,14 @@ TensorView tensor(const fm_tensor& t, const char* argument, Device device) {
   return view;
 }
 
+double timeout_of(double seconds, const char* argument) {
+  if (seconds == 0) return Arrivals{}.timeout;
+  if (!(seconds > 0 && seconds <= kMostArrivalTimeout))
+    throw_invalid(argument, " is ", seconds, "; it must be 0 (the default), or above 0 and at most ",
+                  kMostArrivalTimeout, " seconds");
+  return seconds;
+}
+
 std::span<std::byte> memory(void* data, std::size_t bytes, const char* argument) {
   if (!data && bytes > 0) throw_invalid(argument, " is NULL but has ", bytes, " bytes");
   return {static_cast<std::byte*>(data), bytes};

@@ -97,6 +97,9 @@ void check_flags(uint32_t flags, uint32_t known, const char* argument);
 
 TensorView tensor(const fm_tensor& t, const char* argument, Device device = {});
 
+/// A wait's limit in seconds: 0 is the default. Throws unless it is accepted.
+double timeout_of(double seconds, const char* argument);
+
 std::span<std::byte> memory(void* data, std::size_t bytes, const char* argument);
 
 /// A mask of the C interface, whose shapes are checked before anything of it is read. Contents are borrowed; those in

@@ -5,6 +5,7 @@
 #include "call/options.h"
 #include "call/problem.h"
 #include "call/requirements.h"
+#include "common/arithmetic.h"
 #include "common/message.h"
 #include "common/tensor_checks.h"
 #include "mask/host_only.h"
@@ -153,6 +154,21 @@ void check_plan(const Problem& p) {
                 "tiles, see most_bit_tiles and count_bit_tiles)");
 }
 
+void check_arrivals(const Problem& p, bool with_data) {
+  const Arrivals& a = p.arrivals;
+  if (!a.defined()) return;
+  const int64_t blocks = ceil_div(p.seqlen_k, int64_t{128}), entries = a.needed.rank == 2 ? a.needed.shape[0] : 1;
+  if (!is_one_of(entries, {1, p.batch}))
+    throw_invalid("arrivals' needed has ", entries, " batch entries; it must be 1 or q's batch, ", p.batch);
+  check_tensor("arrivals' needed", a.needed,
+               {{entries, blocks}, "1 or batch, ceil(seqlen_k / 128)", DataType::kInt32, true, true}, p.device,
+               with_data);
+  check_tensor("arrivals' state", a.state, {{2}, "2", DataType::kInt32, true, true}, p.device, with_data);
+  if (!(a.timeout > 0 && a.timeout <= kMostArrivalTimeout))
+    throw_invalid("arrivals' timeout is ", a.timeout, "; it must be above 0 and at most ", kMostArrivalTimeout,
+                  " seconds");
+}
+
 Problem begin(const AttentionInputs& args, const MaskView* mask, const Options& options, bool with_data) {
   check_options(options);
   if (args.dense_mask.defined() && mask) throw_invalid("mask and dense_mask are both given; dense_mask replaces mask");
@@ -198,7 +214,9 @@ Problem check(const ForwardArgs& args, const MaskView* mask, const Options& opti
   Problem p = begin(args, mask, options, with_data);
   p.out = args.out;
   p.lse = args.lse;
+  p.arrivals = args.arrivals;
   check_out_and_lse(p, with_data, true);
+  check_arrivals(p, with_data);
   return p;
 }
 

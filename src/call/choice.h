@@ -44,6 +44,8 @@ namespace choice {
 inline Prepared prepare(const Backend& backend, const Problem& problem) {
   if (problem.features.split_size != 0 && !backend.takes_split_size())
     return Refusal{message("split_size is ", problem.features.split_size, "; backends 'cpu' and 'cuda' take it")};
+  if (problem.arrivals.defined() && !backend.takes_arrivals())
+    return Refusal{"keys arrive while the call runs (arrivals); backend 'cuda' alone takes them"};
   Prepared answer = backend.prepare(problem);
   const auto* launch = std::get_if<Launch>(&answer);
   if (!launch || !makes_plan(problem, *launch)) return answer;

@@ -31,6 +31,8 @@ struct Problem : CommonOptions {
   TensorView dense;  ///< the matrix, [1 or batch, 1 or heads, seqlen_q, seqlen_k], or undefined
   PlanView plan;     ///< undefined where the call has to make it, or needs none
 
+  Arrivals arrivals;  ///< a forward's; undefined where all keys are there
+
   /// Index of the mask (of its plan) that batch entry b and query head h read.
   int64_t mask_index(int64_t b, int64_t h) const {
     return broadcast_index(b, batch, mask.batch()) * mask.heads() + broadcast_index(h, heads_q, mask.heads());

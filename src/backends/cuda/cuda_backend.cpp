@@ -13,6 +13,7 @@
 #include "backends/cuda/kernel_sets.h"
 #include "backends/cuda/masks/build_masks.h"
 #include "backends/cuda/masks/dense_extents.h"
+#include "backends/cuda/peers/signals.h"
 #include "backends/cuda/plan/device_plan.h"
 #include "call/backend.h"
 #include "common/message.h"
@@ -30,6 +31,7 @@ class CudaBackend final : public Backend {
   std::string_view name() const override { return "cuda"; }
   BackendInfo info() const override;
   bool takes_split_size() const override { return true; }
+  bool takes_arrivals() const override { return true; }
   Device::Kind device_kind() const override { return Device::Kind::kCuda; }
   bool has_device(const Device& device) const override { return cuda::device_refusal(device.index).empty(); }
   int64_t memory_bytes(const Device& device) const override {
@@ -72,7 +74,7 @@ std::vector<KernelInfo> CudaBackend::kernels() const {
     if (std::ranges::find(all, kernel.id, &KernelInfo::id) == all.end()) all.push_back(kernel);
   }
   for (const std::vector<KernelInfo>& more :
-       {cuda::work_plan_kernels(), cuda::append_kernels(), cuda::dense_extent_kernels()})
+       {cuda::work_plan_kernels(), cuda::append_kernels(), cuda::dense_extent_kernels(), cuda::peer_kernels()})
     all.insert(all.end(), more.begin(), more.end());
   for (const cuda::KernelSet* set : cuda::kernel_sets()) {
     const std::vector<KernelInfo> own = set->kernels();
@@ -86,6 +88,11 @@ Prepared CudaBackend::prepare(const Problem& p) const {
   auto set = cuda::kernel_set_for(p);
   if (auto* refusal = std::get_if<Refusal>(&set)) return std::move(*refusal);
   const cuda::KernelSet& found = *std::get<const cuda::KernelSet*>(set);
+  if (p.arrivals.defined() && (!found.takes_arrivals || p.features.split_size != 0))
+    return Refusal{
+        message("keys arrive while the call runs (arrivals); sm90's kernels take them, without split_size, and "
+                "this call is for ",
+                found.name)};
   if (p.features.split_size != 0 && !p.is_backward) return cuda::prepare_split_forward(found, p);
   return found.prepare(p);
 }

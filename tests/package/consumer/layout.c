@@ -42,8 +42,11 @@ VALUE(FM_KEYS_IN_PAGES, 64);
 VALUE(FM_WRITE_SCALES, 128);
 VALUE(FM_FLOAT8_CACHE, 256);
 VALUE(FM_DEVICE_CPU, 0);
+VALUE(FM_COPY, 0);
+VALUE(FM_WAIT_FLAG, 1);
+VALUE(FM_WRITE_FLAG, 2);
 
-/* These two have no struct_size, so they cannot grow. */
+/* These have no struct_size, so they cannot grow. */
 SIZE(fm_tensor, 96);
 AT(fm_tensor, data, 0);
 AT(fm_tensor, dtype, 8);
@@ -55,6 +58,14 @@ SIZE(fm_executed_tiles, 24);
 AT(fm_executed_tiles, forward, 0);
 AT(fm_executed_tiles, backward_rows, 8);
 AT(fm_executed_tiles, backward_keys, 16);
+
+SIZE(fm_peer_handle, 64);
+SIZE(fm_transfer, 32);
+AT(fm_transfer, kind, 0);
+AT(fm_transfer, value, 4);
+AT(fm_transfer, to, 8);
+AT(fm_transfer, from, 16);
+AT(fm_transfer, bytes, 24);
 
 AT(fm_gpu_model, struct_size, 0);
 AT(fm_gpu_model, compute_major, 4);
@@ -111,7 +122,15 @@ AT(fm_forward_args, mask, 488);
 AT(fm_forward_args, plan, 496);
 AT(fm_forward_args, plan_bytes, 504);
 AT(fm_forward_args, dense_mask, 512);
-ENDS_WITH(fm_forward_args, dense_mask);
+AT(fm_forward_args, arrivals, 608);
+ENDS_WITH(fm_forward_args, arrivals);
+
+AT(fm_arrivals, struct_size, 0);
+AT(fm_arrivals, reserved, 4);
+AT(fm_arrivals, needed, 8);
+AT(fm_arrivals, state, 104);
+AT(fm_arrivals, timeout, 200);
+ENDS_WITH(fm_arrivals, timeout);
 
 AT(fm_backward_args, struct_size, 0);
 AT(fm_backward_args, reserved, 4);
@@ -238,3 +257,18 @@ AT(fm_append_args, bounds, 392);
 AT(fm_append_args, cache, 488);
 AT(fm_append_args, mask, 496);
 ENDS_WITH(fm_append_args, mask);
+
+AT(fm_settlement, struct_size, 0);
+AT(fm_settlement, epoch, 4);
+AT(fm_settlement, pieces, 8);
+AT(fm_settlement, peers, 12);
+AT(fm_settlement, state, 16);
+AT(fm_settlement, read_by_peers, 24);
+AT(fm_settlement, read_flags, 32);
+AT(fm_settlement, out, 40);
+AT(fm_settlement, out_bytes, 48);
+AT(fm_settlement, lse, 56);
+AT(fm_settlement, lse_bytes, 64);
+AT(fm_settlement, report, 72);
+AT(fm_settlement, timeout, 80);
+ENDS_WITH(fm_settlement, timeout);

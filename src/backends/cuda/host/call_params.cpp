@@ -227,6 +227,15 @@ FeatureParams feature_params(const Problem& p) {
 
 ScoreParams score_params(const Problem& p) { return {static_cast<int32_t>(p.mask.q_offset), alibi_params(p)}; }
 
+ArrivalParams arrival_params(const Problem& p) {
+  const Arrivals& a = p.arrivals;
+  if (!a.defined()) return {};
+  return {.needed = static_cast<const uint32_t*>(a.needed.data),
+          .entry_stride = a.needed.shape[0] > 1 ? static_cast<uint32_t>(a.needed.stride[0]) : 0,
+          .state = static_cast<uint32_t*>(a.state.data),
+          .limit = wait_limit(a.timeout)};
+}
+
 void allow_shared_memory(const void* kernel, int bytes, int32_t device) {
   static std::mutex mutex;
   static std::vector<std::pair<const void*, int32_t>> allowed;

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "backends/cuda/device/arrival_params.h"
 #include "backends/cuda/device/feature_params.h"
 #include "backends/cuda/device/mask_params.h"
 #include "backends/cuda/device/tensor_rows.h"
@@ -75,6 +76,9 @@ int64_t heads_per_l2_group(const Problem& p, int64_t l2_bytes);
 /// The kernels' parameters of the call's features, and of its scores.
 FeatureParams feature_params(const Problem& p);
 ScoreParams score_params(const Problem& p);
+
+/// The kernels' view of keys that arrive while they run.
+ArrivalParams arrival_params(const Problem& p);
 
 /// Lets a kernel have its dynamic shared memory; asks CUDA once per kernel and device.
 void allow_shared_memory(const void* kernel, int bytes, int32_t device);

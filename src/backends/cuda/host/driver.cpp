@@ -28,6 +28,8 @@ Driver fetch_all() {
   fetch(functions.tensor_map_encode_tiled, "cuTensorMapEncodeTiled", 12000);
   fetch(functions.get_error_string, "cuGetErrorString", 6000);
   fetch(functions.get_current_context, "cuCtxGetCurrent", 4000);
+  fetch(functions.stream_wait_value, "cuStreamWaitValue32", 12000);
+  fetch(functions.stream_write_value, "cuStreamWriteValue32", 12000);
   return functions;
 }
 

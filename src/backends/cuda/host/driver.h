@@ -11,6 +11,8 @@ struct Driver {
   decltype(&::cuTensorMapEncodeTiled) tensor_map_encode_tiled = nullptr;
   decltype(&::cuGetErrorString) get_error_string = nullptr;
   decltype(&::cuCtxGetCurrent) get_current_context = nullptr;
+  decltype(&::cuStreamWaitValue32) stream_wait_value = nullptr;
+  decltype(&::cuStreamWriteValue32) stream_write_value = nullptr;
 };
 
 /// Throws Error naming the function that the driver does not have.

@@ -42,6 +42,7 @@ constinit const cuda::KernelSet kKernelSet{
     .needs = "9.0 (Hopper)",
     .runs_on = [](int major, int minor) { return major == 9 && minor == 0; },
     .kernels = kernels,
+    .takes_arrivals = true,
     .prepare = prepare,
     .reads_float8 = reads_float8,
     .has_equal_bits = true,

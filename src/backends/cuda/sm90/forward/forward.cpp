@@ -138,6 +138,7 @@ ScoredForwardParams make_params(const Problem& p, const ForwardCall& call, uint3
   params.schedule.heads = static_cast<uint32_t>(p.batch * p.heads_q);
   params.schedule.heads_per_l2_group = static_cast<uint32_t>(cuda::heads_per_l2_group(p, kL2GroupBytes));
   params.schedule.tiles = static_cast<uint32_t>(ceil_div(p.seqlen_q, rows));
+  params.arrivals = cuda::arrival_params(p);
   params.schedule.next = counter;
   params.executed = executed;
   return params;

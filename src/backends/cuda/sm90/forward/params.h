@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "backends/cuda/device/arrival_params.h"
 #include "backends/cuda/device/feature_params.h"
 #include "backends/cuda/device/mask_params.h"
 #include "backends/cuda/device/schedule.h"
@@ -33,6 +34,7 @@ struct ForwardParams {
   cuda::Schedule schedule;       ///< query heads' row tiles, the longest first; null next: every CTA has one
   unsigned long long* executed;  ///< counter of executed tiles; may be null
   TensorRows out_rows;           ///< rows of the tensor of the map `out`
+  cuda::ArrivalParams arrivals;
 };
 
 /// Parameters of the kernels with features.

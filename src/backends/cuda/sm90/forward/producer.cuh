@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "backends/cuda/device/arrivals.cuh"
 #include "backends/cuda/device/delay.cuh"
 #include "backends/cuda/device/plan_bits.cuh"
 #include "backends/cuda/device/tile_walk.cuh"
@@ -50,6 +51,7 @@ class Producer {
     const auto kv_head = static_cast<int32_t>(place.head / p_.query_heads_per_kv_head);
     padding_ = PaddingStart::after(p_.extents.keys(place.batch, p_.seqlen_k), p_.seqlen_k);
     const auto produce = [&](int32_t key_block, uint32_t live, uint32_t full) {
+      wait_for_keys(key_block, place.batch);
       load_tile(key_block, classes_of(key_block, live, full), kv_head, batch);
     };
     if (p_.element_mask == ElementMask::kDense) {
@@ -118,6 +120,18 @@ class Producer {
     const uint32_t partial = live & ~full, classes = full | partial << 2 | (partial * 3 & numbers_);
     numbers_ = (numbers_ + partial) & 3 * Tile::kFirstBits;
     return classes;
+  }
+
+  /// Waits for keys that are still arriving. What has been acquired is then fenced for the loads, which read it by
+  /// another proxy. Numbers that all lanes share go through uniform registers: others, ptxas spills.
+  __device__ __forceinline__ void wait_for_keys(int32_t key_block, uint32_t batch) {
+    if (!p_.arrivals.needed) return;
+    const uint32_t at = batch * p_.arrivals.entry_stride + static_cast<uint32_t>(key_block);
+    const uint32_t needed = ptx::uniform(ptx::load_here(p_.arrivals.needed, at));
+    if (needed <= arrived_) return;
+    delay<Role::kProducer>();
+    arrived_ = ptx::uniform(cuda::wait_for_pieces(p_.arrivals, needed));
+    ptx::fence_async_proxy_global();
   }
 
   /// V of a tile: the tile's number, and where in the tensor map it is.
@@ -202,6 +216,7 @@ class Producer {
   ptx::RingPosition<Traits::kQBuffers> q_ring_;
   ptx::RingPosition<Traits::kStages> kv_ring_;
   uint32_t executed_ = 0;
+  uint32_t arrived_ = 0;  ///< pieces of keys that this warp knows to have arrived
   uint32_t numbers_ = 0;  ///< each warpgroup's next partial granule, modulo 4, laid out as a tile's classes
 };
 
