@@ -504,7 +504,8 @@ FLASHMASK_API fm_status fm_peers_signal(uint32_t* const* flags, int64_t count, u
 /* The end of a forward whose keys arrived. By a kernel it waits until all pieces are there, tells the peers that this
  * rank has read the epoch's, and waits until they have read those of the epoch before, whose memory may then be filled
  * anew. If a wait takes longer than `timeout`, or the forward had given one up, all bits of out and lse are set, which
- * is NaN in every type, and *report says what is missing: the number of a piece, or 2^30 plus the place of a peer. */
+ * is NaN in every type, and *report and state[1] say what is missing: the number of a piece, or 2^30 plus the place of
+ * a peer. As long as state[1] is not 0, nothing waits any more. */
 typedef struct fm_settlement {
   uint32_t struct_size;
   uint32_t epoch;                /* of the exchange, from 1 on, modulo 2^32 */

@@ -1,18 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Program of each process of test_processes.py; it writes failures to a file."""
 
+import concurrent.futures
 import contextlib
 import datetime
 import os
+import random
 import re
+import signal
 import sys
 import time
 import traceback
 from unittest import mock
 
+import host_peers
 import torch
 import torch.distributed as dist
 from flashmask import Mask, UnsupportedError, context_parallel, masks
+from flashmask.context_parallel import exchange
 from flashmask.torch import ops
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -95,9 +100,10 @@ def shared(placement, rank, mask_index, q, k, v, dout, way="auto", sink=None, **
 
 
 def ways(heads_q, heads_kv, world):
-    """Ways that these heads allow."""
+    """Ways that these heads, and the GPU, allow."""
     divide = heads_q % world == 0 and (heads_kv % world == 0 or world % heads_kv == 0)
-    return ("gather", "overlap", "all_to_all") if divide else ("gather", "overlap")
+    arrive = ("arrive",) if not exchange.refusal(device()) else ()
+    return ("gather", *arrive, "overlap", "all_to_all") if divide else ("gather", *arrive, "overlap")
 
 
 def check(name, got, want, placement, rank, tolerance):
@@ -176,7 +182,8 @@ def check_features(name, mask, placement, rank, inputs, given, ways_, tolerance)
     of_scores = given.keys() & {"softcap", "alibi_slopes"}
     want = whole(mask, *inputs, **given)
     for way in ways_:
-        refused = ON_GPU and placement.world_size > 1 and {"gather": len(of_scores) == 2, "overlap": bool(of_scores)}
+        both, any_ = len(of_scores) == 2, bool(of_scores)
+        refused = ON_GPU and placement.world_size > 1 and {"gather": both, "arrive": both, "overlap": any_}
         if refused and refused.get(way):
             continue
         got = shared(placement, rank, 0, *inputs, way=way, **given)
@@ -304,6 +311,104 @@ def test_checkpointing(rank, world):
         assert all(torch.equal(x, y) and torch.equal(x, z) for x, y, z in zip(want, got, compiled)), way
 
 
+def has_arrivals(world):
+    return world > 1 and not exchange.refusal(device())
+
+
+def arrived(placement, rank, inputs, group=None, **options):
+    """out of a call whose keys arrive, and the rank's tensors."""
+    local = placement.mask(rank).to(device())
+    shards = [placement.shard(x, rank) for x in inputs[:3]]
+    return context_parallel.attention(*shards, local, group=group, way="arrive", **options)
+
+
+def test_keys_that_do_not_come(rank, world):
+    """A rank that comes too late: the others' results are NaN, and their next call names it."""
+    if not has_arrivals(world):
+        return
+    group = dist.new_group()
+    mask = Mask(300, 300)
+    placement = context_parallel.place(mask, world, scheme="contiguous")
+    inputs = tensors(mask)
+    want = arrived(placement, rank, inputs, group)
+    dist.barrier()
+    if rank == 0:
+        out = arrived(placement, rank, inputs, group, arrival_timeout=0.3)
+        assert out.isnan().all() and want.isfinite().all()
+        try:
+            arrived(placement, rank, inputs, group)
+            raise AssertionError("nothing was raised")
+        except TimeoutError as error:
+            assert re.search("the keys of rank [12] did not come within arrival_timeout", str(error)), error
+    dist.barrier()
+    if rank != 0:  # who finds all keys there
+        assert torch.equal(arrived(placement, rank, inputs, group), want)
+    dist.barrier()
+    if ON_GPU:
+        torch.cuda.synchronize()  # rank 0 has been sent what it no longer waits for
+
+
+def test_one_registration(rank, world):
+    """Registered memory grows with the largest call, and then stays."""
+    if not has_arrivals(world):
+        return
+    group = dist.new_group()
+    held = []
+    for n in (300, 2000, 300):
+        mask = Mask(n, n)
+        placement = context_parallel.place(mask, world)
+        inputs = tensors(mask)
+        check("arrive", (arrived(placement, rank, inputs, group),), whole(mask, *inputs)[:1], placement, rank, 2e-5)
+        shared = exchange.of(group, inputs[0].device)
+        held.append((shared.registered_bytes, shared.slot_bytes))
+    assert held[0] <= held[1] == held[2] and held[0][1] < held[1][1], held
+
+
+class SlowPeers(exchange.CudaPeers):
+    """Pauses at random before every step: by a kernel, or where that would wait for the forward, which has all
+    multiprocessors, in a thread of the host."""
+
+    def __init__(self, device):
+        super().__init__(device)
+        self._thread = concurrent.futures.ThreadPoolExecutor(1)
+
+    def copy(self, transfers):
+        self._copies.wait_stream(self._last)
+        self._thread.submit(self._one_by_one, transfers)
+
+    def _one_by_one(self, transfers):
+        for transfer in transfers:
+            time.sleep(random.choice((0, 0, 1e-3)))
+            self._enqueue([transfer])
+
+    def signal(self, *arguments):
+        torch.cuda._sleep(random.randrange(2_000_000))
+        super().signal(*arguments)
+
+    def settle(self, *arguments):
+        torch.cuda._sleep(random.randrange(2_000_000))
+        super().settle(*arguments)
+
+
+def test_delays_beside_collectives(rank, world):
+    """Neither pauses nor NCCL's kernels beside the exchange change a bit. On CPUs stand-ins pause in every test."""
+    if not (ON_GPU and has_arrivals(world)):
+        return
+    mask = masks.causal_document(seqlens=[1000, 1700, 2300])
+    placement = context_parallel.place(mask, world)
+    inputs = tensors(mask, heads=(8, 2), dims=(128, 128), batch=1)
+    want = arrived(placement, rank, inputs)
+    other = torch.ones(1 << 24, device=device())
+    random.seed(rank)
+    with mock.patch.dict(exchange.PEERS, cuda=SlowPeers):
+        group = dist.new_group()
+        for _ in range(50):
+            beside = dist.all_reduce(other.clone(), async_op=True)
+            outs = [arrived(placement, rank, inputs, group) for _ in range(3)]
+            beside.wait()
+            assert all(torch.equal(out, want) for out in outs)
+
+
 class Count(TorchDispatchMode):
     """How many of torch's operators run."""
 
@@ -324,8 +429,8 @@ def test_calls_of_the_host(rank, world):
     bounds[1, n // 8 : n // 4] = 0  # and fewer keys in one
     causal, pairs = Mask(n, n, causal=True), Mask(n, n, causal=True, bounds=bounds[:, None, :, None].contiguous())
     once, twice = (
-        {"gather": gather, "overlap": overlap, "all_to_all": (33, 34)}
-        for gather, overlap in (((24, 29), (53, 75)), ((39, 52), (93, 148)))
+        {"gather": gather, "arrive": arrive, "overlap": overlap, "all_to_all": (33, 34)}
+        for gather, arrive, overlap in (((24, 29), (24, 29), (53, 75)), ((39, 52), (39, 52), (93, 148)))
     )
     counts = {}
     # Heads of k and v that are not of one width travel one after the other.
@@ -345,8 +450,10 @@ def test_calls_of_the_host(rank, world):
             with Count() as backward:
                 torch.autograd.grad(out, leaves, shards[3])
             assert len(forward.names) <= most[way][0], (way, forward.names)
-            # The keys of gather may have to travel again.
-            own = len(backward.names) - (len(forward.names) if way == "gather" and not local.keeps_keys else 0)
+            # The keys of gather may have to travel again, by as many calls as in its forward.
+            again = counts[("gather", dims)][-1][0] if way == "arrive" else len(forward.names)
+            travels = way in ("gather", "arrive") and not local.keeps_keys
+            own = len(backward.names) - (again if travels else 0)
             # Each other peer's gradients of a key are added by themselves, in order.
             peers = max(world - 2, 0) * (1 if dims[0] == dims[1] else 2)
             assert own <= most[way][1] + 5 * peers, (way, backward.names)
@@ -484,10 +591,18 @@ def test_training(rank, world):
 TESTS = {name: value for name, value in globals().items() if name.startswith("test_")}
 
 
-def run(rank, world, folder):
+def begin(rank):
+    """Sets a process up, on its GPU or with stand-ins for what a GPU has."""
     torch.set_num_threads(1)
     if ON_GPU:
         torch.cuda.set_device(rank)
+    else:
+        exchange.PEERS["cpu"] = host_peers.HostPeers
+        ops.arriving_attention = host_peers.arriving_attention
+
+
+def run(rank, world, folder):
+    begin(rank)
     backend = "nccl" if ON_GPU else "gloo"
     dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=world)
     for name, test in TESTS.items():
@@ -502,6 +617,28 @@ def run(rank, world, folder):
             os._exit(1)
     dist.barrier()
     dist.destroy_process_group()
+
+
+def run_beside_a_killed_rank(rank, folder):
+    """Rank 0 of two calls attention when the other one has been killed. What it is told, and what its result is."""
+    begin(rank)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    mask = Mask(300, 300)
+    placement = context_parallel.place(mask, 2)
+    inputs = tensors(mask)
+    said = [f"{arrived(placement, rank, inputs).isfinite().all().item()}"]
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(1)
+    said.append(f"{arrived(placement, rank, inputs, arrival_timeout=0.5).isnan().all().item()}")
+    try:
+        arrived(placement, rank, inputs)
+    except TimeoutError as error:
+        said.append(str(error))
+    with open(os.path.join(folder, "told"), "w") as file:
+        file.write("\n".join(said))
+    os._exit(0)
 
 
 def run_without_the_other(rank, folder, other):
@@ -529,5 +666,7 @@ def run_without_the_other(rank, folder, other):
 if __name__ == "__main__":
     if len(sys.argv) == 4:
         run(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    elif sys.argv[4] == "killed":
+        run_beside_a_killed_rank(int(sys.argv[1]), sys.argv[3])
     else:
         run_without_the_other(int(sys.argv[1]), *sys.argv[3:])

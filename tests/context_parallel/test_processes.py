@@ -79,19 +79,32 @@ def test_every_visible_element_is_computed_once(name, world, scheme):
     assert total == mask.to_dense().sum()
 
 
-@pytest.mark.skipif(ranks.ON_GPU, reason="NCCL's watchdog ends the process")
-@pytest.mark.parametrize("other", ["gone", pytest.param("late", marks=pytest.mark.long)])
-def test_a_missing_rank_is_an_error(other, tmp_path):
-    """The process group's error, at its time-out at the latest."""
+def told_without(other, folder):
+    """Runs two ranks, of which 1 does as `other` says, and returns what rank 0 says."""
     command = [sys.executable, SCRIPT]
-    processes = [subprocess.Popen([*command, str(rank), "2", tmp_path, other]) for rank in range(2)]
+    processes = [subprocess.Popen([*command, str(rank), "2", folder, other]) for rank in range(2)]
     try:
-        processes[0].wait(timeout=60)
+        processes[0].wait(timeout=100)
     finally:
         for process in processes:
             process.kill()
             process.wait()
-    told = (tmp_path / "told").read_text()
+    return (folder / "told").read_text()
+
+
+@pytest.mark.skipif(ranks.ON_GPU and torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_killed_rank_makes_nan_and_an_error(tmp_path):
+    """The forward ends when it has waited long enough, and the next call names the rank."""
+    before, after, told = told_without("killed", tmp_path).split("\n")
+    assert (before, after) == ("True", "True")
+    assert "the keys of rank 1 did not come within arrival_timeout" in told
+
+
+@pytest.mark.skipif(ranks.ON_GPU, reason="NCCL's watchdog ends the process")
+@pytest.mark.parametrize("other", ["gone", pytest.param("late", marks=pytest.mark.long)])
+def test_a_missing_rank_is_an_error(other, tmp_path):
+    """The process group's error, at its time-out at the latest."""
+    told = told_without(other, tmp_path)
     assert told != "nothing" and ("closed" in told or "reset" in told or "imed out" in told), told
 
 

@@ -15,16 +15,17 @@ from .errors import UnrepresentableMaskError, UnsupportedError
 
 __all__ = [
     "BATCH_INVARIANT",
-    "BOOL",
     "BFLOAT16",
+    "BOOL",
     "CAUSAL",
+    "COPY",
     "DETERMINISTIC",
     "DEVICE_CPU",
     "DTYPES",
     "FLOAT16",
     "FLOAT32",
-    "FLOAT8_CACHE",
     "FLOAT64",
+    "FLOAT8_CACHE",
     "FLOAT8_E4M3",
     "HAS_Q_OFFSET",
     "HAS_SCALE",
@@ -40,8 +41,11 @@ __all__ = [
     "UINT8",
     "UNREPRESENTABLE",
     "UNSUPPORTED",
+    "WAIT_FLAG",
+    "WRITE_FLAG",
     "WRITE_SCALES",
     "AppendArgs",
+    "Arrivals",
     "BackwardArgs",
     "CachedArgs",
     "CachedPlan",
@@ -53,11 +57,14 @@ __all__ = [
     "Mask",
     "MaskParameter",
     "MaskParameters",
+    "PeerHandle",
     "Placement",
     "Segments",
     "SequenceMask",
+    "Settlement",
     "Statistics",
     "Tensor",
+    "Transfer",
     "check",
     "cuda_device",
     "device_tensor",
@@ -86,6 +93,7 @@ DETERMINISTIC, CAUSAL, HAS_Q_OFFSET, HAS_WINDOW, HAS_SCALE = (1 << n for n in ra
 BATCH_INVARIANT, KEYS_IN_PAGES, WRITE_SCALES, FLOAT8_CACHE = (1 << n for n in range(5, 9))
 OK, INVALID_ARGUMENT, UNSUPPORTED, UNREPRESENTABLE, NO_DEVICE, OUT_OF_MEMORY, INTERNAL = range(7)
 DEVICE_CPU = 0
+COPY, WAIT_FLAG, WRITE_FLAG = range(3)
 # By their names, which all libraries of arrays share.
 DTYPES = {
     "float32": FLOAT32,
@@ -158,9 +166,22 @@ _CALL: list[Any] = [("mask", C.POINTER(Mask)), ("plan", C.c_void_p), ("plan_byte
 Allocate = C.CFUNCTYPE(C.c_void_p, C.c_void_p, C.c_size_t)  # fm_allocate
 
 
+class Arrivals(C.Structure):
+    _fields_ = [
+        ("struct_size", C.c_uint32),
+        ("reserved", C.c_uint32),
+        ("needed", Tensor),
+        ("state", Tensor),
+        ("timeout", C.c_double),
+    ]
+
+
 class ForwardArgs(C.Structure):
     _fields_ = (
-        [("struct_size", C.c_uint32), ("reserved", C.c_uint32)] + [(n, Tensor) for n in "q k v out lse".split()] + _CALL
+        [("struct_size", C.c_uint32), ("reserved", C.c_uint32)]
+        + [(n, Tensor) for n in "q k v out lse".split()]
+        + _CALL
+        + [("arrivals", C.POINTER(Arrivals))]
     )
 
 
@@ -279,6 +300,37 @@ class AppendArgs(C.Structure):
     ]
 
 
+PeerHandle = C.c_uint8 * 64
+
+
+class Transfer(C.Structure):
+    _fields_ = [
+        ("kind", C.c_uint32),
+        ("value", C.c_uint32),
+        ("to", C.c_void_p),
+        ("source", C.c_void_p),
+        ("bytes", C.c_uint64),
+    ]
+
+
+class Settlement(C.Structure):
+    _fields_ = [
+        ("struct_size", C.c_uint32),
+        ("epoch", C.c_uint32),
+        ("pieces", C.c_uint32),
+        ("peers", C.c_uint32),
+        ("state", C.c_void_p),
+        ("read_by_peers", C.c_void_p),
+        ("read_flags", C.POINTER(C.c_void_p)),
+        ("out", C.c_void_p),
+        ("out_bytes", C.c_uint64),
+        ("lse", C.c_void_p),
+        ("lse_bytes", C.c_uint64),
+        ("report", C.c_void_p),
+        ("timeout", C.c_double),
+    ]
+
+
 def library_path(variable: str, name: str) -> Path:
     """The file that the environment variable names, or `name` beside the package; ImportError if it is not there."""
     path = Path(os.environ.get(variable) or Path(__file__).parents[1] / name)
@@ -320,6 +372,12 @@ _ARGUMENTS = {
     "fm_append_kv": [_POINTER, _POINTER],
     "fm_cached_validate": [_POINTER],
     "fm_explain_cached": [_POINTER, _POINTER, *_TEXT],
+    "fm_peer_memory_create": [C.c_int32, _SIZE, _POINTER, _POINTER],
+    "fm_peer_memory_open": [C.c_int32, _POINTER, _POINTER],
+    "fm_peer_memory_release": [C.c_int32, _POINTER, C.c_int32],
+    "fm_transfers_enqueue": [_POINTER, C.c_int64, C.c_int32, _POINTER],
+    "fm_peers_signal": [_POINTER, C.c_int64, C.c_uint32, C.c_int32, _POINTER],
+    "fm_peers_settle": [_POINTER, C.c_int32, _POINTER],
     "fm_dropout_mask": [C.c_double, _POINTER, _POINTER],
     "fm_explain": [_POINTER, _POINTER, *_TEXT],
     "fm_explain_backward": [_POINTER, _POINTER, *_TEXT],

@@ -2,6 +2,7 @@
 """Attention of a sequence whose rows are spread over the ranks of a process group."""
 
 import hashlib
+import warnings
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -11,13 +12,14 @@ from .._core import arguments, call_options
 from .._core.annotations import Backend
 from .._core.errors import UnsupportedError
 from ..torch import ops
-from . import cost, messages
+from . import by_arrival, cost, exchange, messages
 from .by_heads import AllToAll
 from .by_keys import Gather, Options, Overlap, has_partial_keys
 from .local_mask import LocalMask
 
-Way: TypeAlias = Literal["auto", "gather", "overlap", "all_to_all"]
-WAYS: dict[str, Any] = {"gather": Gather, "overlap": Overlap, "all_to_all": AllToAll}
+Way: TypeAlias = Literal["auto", "gather", "arrive", "overlap", "all_to_all"]
+WAYS: dict[str, Any] = {"gather": Gather, "arrive": by_arrival.Arrive, "overlap": Overlap, "all_to_all": AllToAll}
+_MOST_TIMEOUT = 1e6
 
 
 @torch.compiler.disable
@@ -37,6 +39,7 @@ def attention(
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     return_lse: bool = False,
+    arrival_timeout: float = 60.0,
     check: bool | None = None,
     **others: Any,
 ) -> Any:
@@ -51,9 +54,11 @@ def attention(
         local: the LocalMask of this rank, placement.mask(rank), on the tensors' device.
         group: the process group, its ranks in the placement's order; None: the default one.
         way: "gather": the keys and values that the rank's rows see travel to it, and one call runs when they have
-            arrived; "overlap": they travel in pieces while tiles of the keys at hand run, and partial results are
-            merged in float32; "all_to_all": q, k and v change from rows to heads, and out back (for numbers of heads
-            that the ranks can share). "auto": the cost model's choice, see Placement.explain.
+            arrived; "arrive": that call runs at once, and waits as it comes to keys for their copy from their owners'
+            memory (Hopper GPUs of one machine; "gather", with a warning, where they cannot reach each other's memory);
+            "overlap": keys travel in pieces while tiles of the keys at hand run, and partial results are merged in
+            float32; "all_to_all": q, k and v change from rows to heads, and out back (for numbers of heads that the
+            ranks can share). "auto": the cost model's choice, see Placement.explain.
         softmax_scale, deterministic, backend, max_ctas: as in flashmask_attention. With max_ctas multiprocessors are
             left to communication.
         sink, softcap, alibi_slopes: as in flashmask_attention, equal on all ranks: [heads_q], slopes also [batch,
@@ -61,6 +66,8 @@ def attention(
             or, with "all_to_all", of its heads, with 0 for others: as of any parameter, the sum over the ranks is the
             gradient. Slopes have none. On a GPU softcap and slopes exclude "overlap", both together need "all_to_all",
             and with either, what each rank's rows add to dk and dv is rounded to q's dtype before it is added.
+        arrival_timeout: seconds that a call with "arrive" waits for keys. After them its results are NaN, and the next
+            call raises a TimeoutError that names the rank.
         return_lse: also return lse, [batch, heads_q, rows].
         check: compare the mask, the placement, shapes, options, sinks and slopes of all ranks first. None: only if
             torch.distributed's debug level is not OFF (TORCH_DISTRIBUTED_DEBUG).
@@ -68,6 +75,7 @@ def attention(
 
     Raises:
         TypeError, ValueError: an argument is wrong, or, with check, ranks disagree; the message names them.
+        TimeoutError: keys of an earlier call did not arrive.
         UnsupportedError: no backend takes the call, or a feature is asked for that is not implemented.
     """
     call_options.refuse_features(
@@ -83,6 +91,7 @@ def attention(
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     softcap = _read_features(q, softcap, sink, alibi_slopes)
+    arrival_timeout = _read_timeout(arrival_timeout)
     _check_group(local, group)
     if dist.get_debug_level() != dist.DebugLevel.OFF if check is None else check:
         agreed = way, softmax_scale, deterministic, return_lse, softcap
@@ -90,9 +99,11 @@ def attention(
     ops.check_lengths(local.own, q, k, "bshd")
     q, k, v = ops.autocast(q, k, v)
     of_kernel = ops.KernelOptions(softmax_scale, deterministic, backend, max_ctas)
-    options = Options(of_kernel, bool(return_lse), {"softcap": softcap or None})
-    function = WAYS[_way(way, q, k, local, options.features(sink, alibi_slopes))]
-    out, lse = function.apply(q, k, v, sink, alibi_slopes, local, group, options)
+    options = Options(of_kernel, bool(return_lse), {"softcap": softcap or None}, arrival_timeout)
+    way = _way(way, q, k, local, options.features(sink, alibi_slopes))
+    if way == "arrive":
+        way = _way_of_arrival(k, v, local, group)
+    out, lse = WAYS[way].apply(q, k, v, sink, alibi_slopes, local, group, options)
     return (out, lse) if return_lse else out
 
 
@@ -113,9 +124,23 @@ def _way(way, q, k, local, features):
     return way
 
 
+def _way_of_arrival(k, v, local, group):
+    """ "arrive", or "gather" where nothing travels, or, with a warning, where a rank cannot reach another's memory."""
+    if not local.pieces:
+        return "gather"
+    try:
+        exchange.of(group, k.device).reserve(by_arrival.slot_bytes(k, v, local))
+    except exchange.Unreachable as why:
+        warnings.warn(f"way is 'arrive', and 'gather' is taken: {why}", stacklevel=4)
+        return "gather"
+    return "arrive"
+
+
 def _refuse_on_gpu(way, q, local, features):
     """UnsupportedError, on every rank and before anything travels, for what no kernel for GPUs takes."""
     scores = [name for name in ("softcap", "alibi_slopes") if name in features]
+    if way == "arrive" and (why := exchange.refusal(q.device)):
+        raise UnsupportedError(f"way is 'arrive', and {why}: take 'gather'")
     if local.world_size == 1 or way == "all_to_all" or has_partial_keys(q, features):
         return
     if way == "overlap":
@@ -125,7 +150,7 @@ def _refuse_on_gpu(way, q, local, features):
         )
     if len(scores) == 2:
         raise UnsupportedError(
-            "way is 'gather', with softcap and alibi_slopes; kernels for GPUs do not take both over positions: "
+            f"way is '{way}', with softcap and alibi_slopes; kernels for GPUs do not take both over positions: "
             "take 'all_to_all'"
         )
 
@@ -151,6 +176,13 @@ def _read_features(q, softcap, sink, alibi_slopes):
         if x is not None and tuple(x.shape) not in shapes:
             raise ValueError(f"{name} is {list(x.shape)}; it must be {' or '.join(str(list(s)) for s in shapes)}")
     return float(softcap)
+
+
+def _read_timeout(seconds):
+    seconds = arguments.number("arrival_timeout", seconds)
+    if not 0 < seconds <= _MOST_TIMEOUT:
+        raise ValueError(f"arrival_timeout is {seconds}; it must be above 0 and at most {_MOST_TIMEOUT:.0f} seconds")
+    return seconds
 
 
 def _check_agreement(q, k, v, sink, alibi_slopes, local, group, options):

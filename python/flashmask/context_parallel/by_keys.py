@@ -15,11 +15,13 @@ from .messages import send
 
 
 class Options(NamedTuple):
-    """return_lse: whether lse is wanted, on all ranks. numbers: features that are numbers, by name; None: none."""
+    """return_lse: whether lse is wanted, on all ranks. numbers: features that are numbers, by name; None: none.
+    arrival_timeout: seconds that a call waits for keys that arrive while it runs."""
 
     of_kernel: ops.KernelOptions
     return_lse: bool
     numbers: dict[str, float | None]
+    arrival_timeout: float
 
     def features(self, sink, alibi_slopes):
         """Arguments of a call, by name; none that says nothing."""
@@ -36,7 +38,7 @@ class Gather(torch.autograd.Function):
         out, lse = ops.attention(q, whole_k, whole_v, mask, **options.of_kernel._asdict(), **features)
         if local.keeps_keys:
             k, v = whole_k, whole_v
-        return _save(ctx, q, k, v, out, lse, sink, alibi_slopes, local, group, options)
+        return save(ctx, q, k, v, out, lse, sink, alibi_slopes, local, group, options)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -67,7 +69,7 @@ class Overlap(torch.autograd.Function):
                 parts.append(ops.attention(q, *keys, mask, **given))
         # Deterministic: the parts have a fixed order.
         out, lse = parts[0] if len(parts) == 1 else merge.merge_into_first(*zip(*parts))
-        return _save(ctx, q, k, v, out, lse, sink, alibi_slopes, local, group, options)
+        return save(ctx, q, k, v, out, lse, sink, alibi_slopes, local, group, options)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -124,7 +126,7 @@ class _Returns:
 # --- The calls --------------------------------------------------------------------------------------
 
 
-def _save(ctx, q, k, v, out, lse, sink, alibi_slopes, local, group, options):
+def save(ctx, q, k, v, out, lse, sink, alibi_slopes, local, group, options):
     ctx.save_for_backward(q, k, v, out, lse, sink, alibi_slopes)
     ctx.call = local, group, options
     ctx.set_materialize_grads(False)
@@ -176,13 +178,33 @@ def _all_keys(k, v, local, group):
     """k and v of the rank's own keys and all that travel to it, in the order of local.gathered."""
     if not local.pieces:
         return k, v
-    if k.shape == v.shape:
-        return _gathered((k, v), local, group).unbind()
-    return tuple(_gathered((x,), local, group)[0] for x in (k, v))
+    return unstacked([_gathered(tensors, local, group) for tensors in of_one_shape(k, v)])
+
+
+def of_one_shape(k, v):
+    """The tensors of each stack that travels."""
+    return [(k, v)] if k.shape == v.shape else [(k,), (v,)]
+
+
+def unstacked(stacks):
+    """(k, v) of the stacks of of_one_shape."""
+    return tuple(x for stack in stacks for x in stack.unbind())
 
 
 def _gathered(tensors, local, group):
     """A stack of what tensors of one shape have of these keys."""
+    whole, moved, route = with_own_keys(tensors, local)
+    rows = whole.flatten(0, 2)
+    into = None if route.places is not None else rows.narrow(0, route.begin, sum(route.rows_in))
+    received = send(rows.index_select(0, route.sent), route.rows_out, route.rows_in, group, into).wait()
+    if route.places is not None or route.padding is not None:
+        _place(received.view(moved.dtype), moved.flatten(0, 2), route)
+    return whole
+
+
+def with_own_keys(tensors, local):
+    """(stack, the same in units for moving, Route) of tensors of one shape: own keys, and room for those that travel to
+    the rank."""
     first = tensors[0]
     (route,) = local.gathered_routes(first.shape[0], len(tensors), first.device).of_pieces
     whole = first.new_empty((len(tensors), first.shape[0], route.seqlen_k, *first.shape[2:]))
@@ -190,12 +212,7 @@ def _gathered(tensors, local, group):
     begin, end = local.own_keys
     for to, x in zip(moved.narrow(2, begin, end - begin), own):
         to.copy_(x)
-    rows = whole.flatten(0, 2)
-    into = None if route.places is not None else rows.narrow(0, route.begin, sum(route.rows_in))
-    received = send(rows.index_select(0, route.sent), route.rows_out, route.rows_in, group, into).wait()
-    if route.places is not None or route.padding is not None:
-        _place(received.view(moved.dtype), moved.flatten(0, 2), route)
-    return whole
+    return whole, moved, route
 
 
 def _place(received, rows, route):

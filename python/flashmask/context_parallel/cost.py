@@ -3,6 +3,7 @@
 
 gather: each rank computes its own rows, in one call when the keys and values that they see have arrived. The time is
 that of the busiest rank: its bytes, and then its tiles.
+arrive: gather, whose forward begins before the keys are there; not modelled, and not chosen.
 overlap: the same, but keys and values travel while tiles of its own keys run, and each part has partial results, which
 are merged: the tiles, or the bytes and the last piece's tiles, whichever takes longer, and the merge. It pays where
 links are slow: a partial result of a row, in fp32 for every query head, is more bytes than a key and its value.
@@ -186,6 +187,7 @@ def described(costs, machine, ranks):
             f"{_ms(c.backward)} = {_ms(c.compute_backward)}, {_ms(c.exchange_backward)}"
             + ("  <- chosen" if way == name else "")
         )
+    lines.append("  arrive is not modelled: gather, with keys that come under the forward; way='arrive' asks for it")
     if "all_to_all" not in costs:
         lines.append(f"  all_to_all is not possible: {ranks} ranks do not divide the heads")
     return "\n".join(lines)

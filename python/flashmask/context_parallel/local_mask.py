@@ -69,6 +69,8 @@ class LocalMask:
     own_keys: tuple[int, int]
     whole: Mask
     digest: str
+    _arriving: tuple[Any, ...] = field(repr=False, compare=False)  # as _lay_out takes them
+    _seen: Any = field(repr=False, compare=False)  # as _travels takes it
     _made: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -140,6 +142,63 @@ class LocalMask:
         make = routes.of_pieces
         return self._once(("pieces", batch, tensors, device), lambda: make(self, batch, tensors, device))
 
+    # --- For keys that arrive while a call runs -----------------------------------------------------
+
+    @property
+    def travels_together(self) -> bool:
+        """Tells if a key travels for all batch entries, or each entry's keys by themselves."""
+        return _entries(self.whole) == [None]
+
+    def by_arrival(self) -> LocalMask:
+        """Returns the same with keys in the order in which they are copied: the rank's own, then piece after piece."""
+        return self._once("by arrival", self._by_arrival)
+
+    def _by_arrival(self):
+        arriving = tuple(sorted(self._arriving, key=lambda part: part[0]))
+        if arriving == self._arriving:
+            return self
+        laid = _lay_out(self.whole.cpu(), self.placement.segments(self.rank), arriving, len(self.pieces))
+        pieces = (replace(piece, gathered_places=places) for piece, places in zip(self.pieces, laid.places))
+        ordered = replace(
+            self,
+            pieces=tuple(pieces),
+            gathered=laid.mask,
+            gathered_keys=laid.keys,
+            own_keys=laid.own_keys,
+            _arriving=arriving,
+            _made={},
+        )
+        return ordered if self.whole.device is None else ordered.to(self.whole.device)
+
+    def needed_pieces(self, device: torch.device) -> torch.Tensor:
+        """int32 [1 or batch, blocks of 128 keys of `gathered`]: how many pieces have to have arrived before a block is
+        read."""
+        return self._once(("needed", device), lambda: self._needed_pieces().to(device))
+
+    def _needed_pieces(self):
+        entries = _entries(self.whole)
+        needed = torch.zeros(len(entries), -(-self.gathered.seqlen_k // BLOCK), dtype=torch.int32, device="cpu")
+        for n, piece in enumerate(self.pieces):  # ascending, so that a block has the last of those that it needs
+            for (_, entry, _), (begin, end) in zip(piece.receives, piece.gathered_places):
+                needed[entry or 0, begin // BLOCK : -(-end // BLOCK)] = n + 1
+        return needed
+
+    def travelling(self) -> list[list[int]]:
+        """How many keys travel from one rank, the first index, to another, summed over the entries that travel by
+        themselves."""
+        return self._once("travelling", self._travelling)
+
+    def _travelling(self):
+        ranks = range(self.world_size)
+        segments = [list(self.placement.segments(rank)) for rank in ranks]
+
+        def keys(sender, receiver):
+            if sender == receiver:
+                return 0
+            return sum(_length(_runs(of[receiver], segments[sender], self.whole)) for of in self._seen)
+
+        return [[keys(sender, receiver) for receiver in ranks] for sender in ranks]
+
     # --- For an all-to-all over heads -------------------------------------------------------------
 
     def rows_of_ranks(self) -> list[int]:
@@ -203,29 +262,28 @@ def local_mask(placement: Partition, rank: int, index: int = 0, *, pieces: int =
             sent.setdefault(n, []).append((peer, e, own_part))
     # All ranks take part in each piece: one message is a collective.
     every = range(_piece_count(world, pieces)) if _travels(seen, segments) else ()
-    own = [(None, segments[rank])] if entries == [None] else [(e, segments[rank]) for e in entries]
     # Sorted by rank, as keys arrive if all travel at once.
     arriving = sorted(((n, *part) for n in every for part in received.get(n, [])), key=lambda part: part[1])
-    gathered, gathered_keys, places = _laid_out(mask, segments[rank], own + [part[2:] for part in arriving])
-    own_keys, places = places[0], places[len(own) :]
+    laid = _lay_out(mask, segments[rank], arriving, len(every))
     made = []
     for n in every:
         parts = received.get(n, [])
         part, part_keys, own_places = _laid_out(mask, segments[rank], [part[1:] for part in parts])
         receives = tuple((peer, e, _length(segments)) for peer, e, segments in parts)
-        gathered_places = tuple(place for place, of in zip(places, arriving) if of[0] == n)
-        made.append(Piece(part, part_keys, receives, own_places, gathered_places, tuple(sent.get(n, []))))
+        made.append(Piece(part, part_keys, receives, own_places, laid.places[n], tuple(sent.get(n, []))))
     local = LocalMask(
         rank=rank,
         placement=placement,
         index=index,
         own=mask.gather(segments[rank], segments[rank]),
         pieces=tuple(made),
-        gathered=gathered,
-        gathered_keys=gathered_keys,
-        own_keys=own_keys,
+        gathered=laid.mask,
+        gathered_keys=laid.keys,
+        own_keys=laid.own_keys,
         whole=mask,
         digest=_digest(mask, segments, pieces),
+        _arriving=tuple(arriving),
+        _seen=seen,
     )
     return local if whole.device is None else local.to(whole.device)
 
@@ -238,6 +296,25 @@ def _entries(mask):
     """The batch entries whose keys travel by themselves, as others see others; [None]: those of all together."""
     alone = mask.bounds is not None and mask.bounds.shape[0] > 1 and mask.block_mask is None and mask.q_pos is None
     return list(range(mask.bounds.shape[0])) if alone else [None]
+
+
+class _Layout(NamedTuple):
+    """All keys that a rank sees: LocalMask.gathered and so on, and each piece's gathered_places."""
+
+    mask: Mask
+    keys: tuple[Any, ...]
+    own_keys: tuple[int, int]
+    places: tuple[Any, ...]
+
+
+def _lay_out(mask, rows, arriving, pieces):
+    """The _Layout of a rank's own keys, those of `rows`, and then of `arriving`, ((piece, peer, entry, segments),
+    ...)."""
+    own = [(e, list(rows)) for e in _entries(mask)]
+    laid, keys, places = _laid_out(mask, rows, own + [part[2:] for part in arriving])
+    of_parts = list(zip(arriving, places[len(own) :]))
+    of_pieces = (tuple(place for part, place in of_parts if part[0] == n) for n in range(pieces))
+    return _Layout(laid, keys, places[0], tuple(of_pieces))
 
 
 def _laid_out(mask, rows, parts):

@@ -54,7 +54,7 @@ class Routes:
 
 def of_gathered(local, batch, tensors, device):
     """Routes of one piece, all keys at once, into the keys of local.gathered; the source is that as well."""
-    entries = _Entries(batch, tensors)
+    entries = Entries(batch, tensors)
     begin, seqlen_k = local.own_keys[0], local.gathered.seqlen_k
     places = [piece.gathered_places for piece in local.pieces]
     # Keys from one rank to another stay together, whatever the piece.
@@ -69,14 +69,14 @@ def of_gathered(local, batch, tensors, device):
 
 def of_pieces(local, batch, tensors, device):
     """Routes of each piece into its own keys; the source is the rank's keys."""
-    routes, entries = [], _Entries(batch, tensors)
+    routes, entries = [], Entries(batch, tensors)
     for piece in local.pieces:
         receives = [(*what, at) for what, at in zip(piece.receives, piece.places)]
         routes.append(_route(local, piece.sends, receives, local.rows, 0, piece.mask.seqlen_k, entries, device, []))
     return _routes(routes, local.rows, (0, local.rows), device)
 
 
-class _Entries:
+class Entries:
     """The batch entries of a stack of tensors, those of the first tensor first."""
 
     def __init__(self, batch, tensors):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operators torch.ops.flashmask.{plan, forward, backward, partial_backward}: called, traced and differentiated.
+"""The operators torch.ops.flashmask.{plan, forward, arriving_forward, backward, partial_backward}: called, traced and
+differentiated.
 
 The operators and their schemas come from libflashmask_torch.so (bindings/torch/ops.cpp). This module adds what torch
 needs to trace them (shapes without data) and to differentiate them.
@@ -24,8 +25,9 @@ from ._torch_internals import apply_of, are_transforms_active, below_autograd, i
 
 library.load()
 _ops = torch.ops.flashmask
-_forward_operator, _backward_operator, _partial_backward_operator = (
-    below_autograd(operator.default) for operator in (_ops.forward, _ops.backward, _ops.partial_backward)
+_forward_operator, _arriving_forward_operator, _backward_operator, _partial_backward_operator = (
+    below_autograd(operator.default)
+    for operator in (_ops.forward, _ops.arriving_forward, _ops.backward, _ops.partial_backward)
 )
 
 # Looked up once: every call asks them all.
@@ -80,6 +82,11 @@ def call_forward(q, k, v, bounds, block_mask, plan_, *options):
         _raise_as_meant(error)
         tensor_arguments.check_tensors(LAYOUTS["bshd"], query=q, key=k, value=v)
         raise
+
+
+def call_arriving_forward(*inputs):
+    """(out, lse), without a gradient, of a call whose keys arrive while it runs; the schema is in schemas.h."""
+    return call(_arriving_forward_operator, *inputs)
 
 
 def call_backward(*inputs):

@@ -88,6 +88,28 @@ def attention(
     return checked_attention(q, k, v, mask, softmax_scale, layout, deterministic, backend, max_ctas, features)
 
 
+class Arrivals(NamedTuple):
+    """Keys that a stream brings in pieces while a forward runs.
+
+    needed: int32 [1 or batch, ceil(seqlen_k / 128)], how many pieces have to have arrived before each 128 keys and
+    values are read. state: int32 [2], how many have arrived, and 0 or the piece that did not come within `timeout`
+    seconds; out and lse are then numbers without meaning.
+    """
+
+    needed: torch.Tensor
+    state: torch.Tensor
+    timeout: float
+
+
+def arriving_attention(q, k, v, mask, arrivals, softmax_scale, deterministic, backend, max_ctas, **features):
+    """(out, lse) as attention() has them, without gradients, of keys that arrive while the call runs: on Hopper alone.
+
+    features: fields of AttentionOptions.
+    """
+    tensors, options = _arguments(mask, q.device, softmax_scale, deterministic, backend, max_ctas, features)
+    return operators.call_arriving_forward(q, k, v, *arrivals, *tensors, *options)
+
+
 def backward(
     dout: torch.Tensor,
     dlse: torch.Tensor | None,
@@ -113,12 +135,16 @@ def backward_with_features(
     dout, dlse, q, k, v, out, lse, mask, softmax_scale, deterministic, backend, max_ctas, **features
 ):
     """(dq, dk, dv, dsink) of a call with these fields of AttentionOptions; dsink is empty without a sink."""
+    tensors, options = _arguments(mask, q.device, softmax_scale, deterministic, backend, max_ctas, features)
+    return operators.call_backward(dout, dlse, q, k, v, out, lse, *tensors, *options)
+
+
+def _arguments(mask, device, softmax_scale, deterministic, backend, max_ctas, features):
+    """((bounds, block_mask, plan), AttentionOptions) of a call, as the operators have them."""
     bounds, block_mask, *band = operators.mask_arguments(mask)
     plain = softmax_scale, *band, deterministic, backend, max_ctas
     others = {name: getattr(mask, name) for name in ("q_pos", "k_pos", "column_ptr", "intervals")}
-    options = AttentionOptions(*plain)._replace(**others, **features)
-    inputs = (dout, dlse, q, k, v, out, lse, bounds, block_mask, mask.plan(q.device))
-    return operators.call_backward(*inputs, *options)
+    return (bounds, block_mask, mask.plan(device)), AttentionOptions(*plain)._replace(**others, **features)
 
 
 def partial_backward(

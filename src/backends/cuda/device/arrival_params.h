@@ -19,7 +19,7 @@ struct ArrivalParams {
   const uint32_t* needed;  ///< pieces before each 128 keys of an entry may be read; null: all keys are there
   uint32_t entry_stride;   ///< 0: the same for all entries
   uint32_t* state;
-  uint32_t limit;  ///< of a wait, in units of ptx::coarse_time
+  uint32_t limit;  ///< longest wait, in units of ptx::coarse_time
 };
 
 }  // namespace flashmask::cuda

@@ -64,13 +64,16 @@ __device__ void settle(const SettleParams& p) {
   }
   __syncthreads();
   const bool arrived = missing == 0;
+  __syncthreads();
   if (arrived) signal_peer(p.read_flags, p.epoch);
   if (arrived && !has_read(p)) atomicCAS(&missing, 0u, peers::kNotRead + threadIdx.x);
   __syncthreads();
   if (missing == 0) return;
   fill_with_nan(p.out, p.out_bytes);
   fill_with_nan(p.lse, p.lse_bytes);
-  if (threadIdx.x == 0) ptx::store_release_system(p.report, missing);
+  if (threadIdx.x != 0) return;
+  p.arrivals.state[kMissing] = missing;  // calls that follow give up at once
+  ptx::store_release_system(p.report, missing);
 }
 
 PeerFlags flags_of(std::span<uint32_t* const> flags) {

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention of a rank's rows by one kernel over all keys that they see, which begins before the keys are there.
+
+The rank's own keys come first, and then pieces of others', in the order in which they are copied from their owners'
+memory (exchange.py); the kernel waits for a piece when it comes to it. So a result's bits do not depend on when keys
+arrive. The backward runs when all are there: it is gather's.
+"""
+
+import math
+
+import torch
+
+from ..torch import ops
+from . import exchange
+from .by_keys import Gather, of_one_shape, save, unstacked, with_own_keys
+from .routes import Entries
+
+
+class Arrive(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, sink, alibi_slopes, local, group, options):
+        local = local.by_arrival()
+        shared = exchange.of(group, q.device)
+        shared.begin(local)
+        laid = [with_own_keys(tensors, local) for tensors in of_one_shape(k, v)]
+        stacks = [stack for stack, _, _ in laid]
+        # Others get what they wait for before anything here waits for others.
+        _fill_slot(laid, shared)
+        shared.offer()
+        shared.pull(_copies(stacks, local, shared))
+        whole_k, whole_v = unstacked(stacks)
+        mask = local.masks(alibi_slopes is not None, q.device).gathered
+        arrivals = ops.Arrivals(local.needed_pieces(q.device), shared.state, options.arrival_timeout)
+        features = options.features(sink, alibi_slopes)
+        out, lse = ops.arriving_attention(q, whole_k, whole_v, mask, arrivals, *options.of_kernel, **features)
+        shared.settle(len(local.pieces), out, lse, options.arrival_timeout)
+        if local.keeps_keys:
+            k, v = whole_k, whole_v
+        return save(ctx, q, k, v, out, lse, sink, alibi_slopes, local, group, options)
+
+    backward = Gather.backward
+
+
+def slot_bytes(k, v, local):
+    """Bytes that any rank sends, at most, of tensors like these."""
+    batch = k.shape[0] if local.travels_together else 1
+    of_key = sum(math.prod(x.shape[2:]) * x.itemsize for x in (k, v))
+    return max(map(sum, local.travelling())) * batch * of_key
+
+
+def _row_bytes(stack):
+    return math.prod(stack.shape[3:]) * stack.itemsize
+
+
+def _fill_slot(laid, shared):
+    """Fills the rank's slot with the rows that leave, and the places that nothing fills with zeros."""
+    at = 0
+    for stack, moved, route in laid:
+        rows = stack.flatten(0, 2)
+        if route.padding is not None:
+            moved.flatten(0, 2).index_fill_(0, route.padding, 0)
+        size = len(route.sent) * _row_bytes(stack)
+        to = shared.part_of_slot(at, size).view(rows.dtype).view(len(route.sent), *rows.shape[1:])
+        torch.index_select(rows, 0, route.sent, out=to)
+        at += size
+
+
+def _copies(stacks, local, shared):
+    """Copies for Exchange.pull: each piece's rows from their owners' slots to their places in the stacks."""
+    pieces = [[] for _ in local.pieces]
+    travelling, begins = local.travelling(), {peer: shared.slot_address(peer) for peer in shared.others}
+    for stack in stacks:
+        tensors, batch, seqlen_k = stack.shape[:3]
+        row, entries = _row_bytes(stack), Entries(batch, tensors)
+        of_key = row * len(entries.of(None if local.travels_together else 0))
+        # A slot has what goes to rank 0, then to rank 1 and so on, of one stack after the other.
+        at = {peer: begin + of_key * sum(travelling[peer][: local.rank]) for peer, begin in begins.items()}
+        begins = {peer: begin + of_key * sum(travelling[peer]) for peer, begin in begins.items()}
+        for copies, piece in zip(pieces, local.pieces):
+            for (peer, entry, keys), (place, _) in zip(piece.receives, piece.gathered_places):
+                for n in entries.of(entry):
+                    copies.append((peer, stack.data_ptr() + (n * seqlen_k + place) * row, at[peer], keys * row))
+                    at[peer] += keys * row
+    return pieces
