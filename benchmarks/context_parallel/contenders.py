@@ -2,7 +2,7 @@
 """Contenders of benchmarks/context_parallel/speed.py, each a forward and a backward of one layer's attention.
 
 one          the whole sequence on each process, flashmask_attention
-gather, overlap, all_to_all   flashmask.context_parallel.attention in each way that the heads allow
+gather, arrive, overlap, all_to_all   flashmask.context_parallel.attention in each way that the heads allow
 kernels      gather's kernels once everything has arrived, forward and backward
 exchange     the rest of gather: copies and messages
 all gather   all keys and values to everyone, waited for; then flashmask's kernel; a reduce-scatter of their gradients
@@ -13,9 +13,9 @@ import flashmask
 import torch
 import torch.distributed as dist
 from flashmask import context_parallel, ops
-from flashmask.context_parallel import by_keys, cost
+from flashmask.context_parallel import by_keys, cost, exchange
 
-OURS = ("gather", "overlap", "all_to_all")
+OURS = ("gather", "arrive", "overlap", "all_to_all")
 
 
 class Layer:
@@ -154,6 +154,9 @@ def layers(mask, placement, rank, tensors, peers):
     for way in OURS:
         if way == "all_to_all" and not cost.divide(heads_q, heads_kv, placement.world_size):
             found[way] = "the ranks cannot share the heads"
+            continue
+        if way == "arrive" and (why := exchange.refusal(device)):
+            found[way] = why
             continue
 
         def call(q, k, v, way=way):

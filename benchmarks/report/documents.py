@@ -86,6 +86,7 @@ def context_parallel(cases, topics):
         return []
     held, run = found["context_parallel"], topics["context-parallel"]
     rows = []
+    others = [way for way in ("arrive", "overlap") if any(way in cell["times"] for cell in held["cells"])]
     for cell in held["cells"]:
         ms = {name: both(times) for name, times in cell["times"].items()}
         ours = ms[cell["auto"]]
@@ -95,23 +96,24 @@ def context_parallel(cases, topics):
         off = percent(cell["predicted_ms"][cell["auto"]] / ours - 1)
         shape = [f"{short_length(cell['seqlen'])} x {cell['batch']}", cell["mask"]]
         shape += [f"{cell['heads']} / {cell['heads_kv']}", percent(travels)]
-        overlapped = ms_text(ms["overlap"]) if "overlap" in ms else ""
-        rows.append([*shape, ms_text(ms["one"]), ms_text(ours), *over, overlapped, fixed, off])
+        of_others = [ms_text(ms[way]) if way in ms else "" for way in others]
+        rows.append([*shape, ms_text(ms["one"]), ms_text(ours), *over, *of_others, fixed, off])
     head = ["tokens", "mask", "heads", "keys that travel", "one, ms", "both, ms", "over one", "over an all-gather"]
     bars = missed_bars.of_context_parallel(topics)
     missed = "; ".join(
         f"{what}: {count} ({reached}; {asked})" for what, count, reached, asked in missed_bars.missed_rows(bars)
     )
+    ways = " and ".join(f'`way="{way}"`' for way in others)
     held_bars = f"{sum(bar.passed for bar in bars)} of {len(bars)} bars held"
     return [
         *paragraph(
             f"Forward and backward on {held['ranks']} GPUs, d = 128 ({run['date']}, {run['device']}; a link takes in "
             f"{held['link_gb_s']:.0f} GB/s): time on one and on both, and speed over an all-gather of all keys that is "
-            'waited for, on the same rows; then the time of `way="overlap"`, in ms. Fixed: what is neither kernels nor '
-            "bytes at the link's rate, forward and backward, in ms. Last: how far the model's time, with this run's "
+            f"waited for, on the same rows; then the time of {ways}, in ms. Fixed: what is neither kernels nor bytes "
+            "at the link's rate, forward and backward, in ms. Last: how far the model's time, with this run's "
             "rates, is from the measured one."
         ),
-        *markdown_table([*head, "overlap, ms", "fixed", "predicted"], rows),
+        *markdown_table([*head, *(f"{way}, ms" for way in others), "fixed", "predicted"], rows),
         "",
         *paragraph(f"{overlap_text(topics)} {held_bars}{f'; missed were {missed}' * bool(missed)}.")[:-1],
     ]

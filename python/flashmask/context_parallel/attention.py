@@ -102,7 +102,7 @@ def attention(
     options = Options(of_kernel, bool(return_lse), {"softcap": softcap or None}, arrival_timeout)
     way = _way(way, q, k, local, options.features(sink, alibi_slopes))
     if way == "arrive":
-        way = _way_of_arrival(k, v, local, group)
+        way = _arrive_or_gather(k, v, local, group)
     out, lse = WAYS[way].apply(q, k, v, sink, alibi_slopes, local, group, options)
     return (out, lse) if return_lse else out
 
@@ -124,7 +124,7 @@ def _way(way, q, k, local, features):
     return way
 
 
-def _way_of_arrival(k, v, local, group):
+def _arrive_or_gather(k, v, local, group):
     """ "arrive", or "gather" where nothing travels, or, with a warning, where a rank cannot reach another's memory."""
     if not local.pieces:
         return "gather"

@@ -60,7 +60,7 @@ def _fill_slot(laid, shared):
         if route.padding is not None:
             moved.flatten(0, 2).index_fill_(0, route.padding, 0)
         size = len(route.sent) * _row_bytes(stack)
-        to = shared.part_of_slot(at, size).view(rows.dtype).view(len(route.sent), *rows.shape[1:])
+        to = shared.slot_part(at, size).view(rows.dtype).view(len(route.sent), *rows.shape[1:])
         torch.index_select(rows, 0, route.sent, out=to)
         at += size
 

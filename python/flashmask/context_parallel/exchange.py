@@ -234,7 +234,7 @@ class Exchange:
             self._senders.setdefault(n, set()).update(peer for peer, _, _ in piece.receives)
         self._arrived.zero_()
 
-    def part_of_slot(self, begin, size):
+    def slot_part(self, begin, size):
         """uint8 [size]: a part of the rank's slot of this epoch, for its own keys that others see."""
         return self._memory.narrow(0, self._slot_offset() + begin, size)
 

@@ -4,8 +4,7 @@
 #include <cstdint>
 
 #include "backends/cuda/device/arrival_params.h"
-#include "backends/cuda/device/delay.cuh"
-#include "backends/cuda/ptx/barrier.cuh"
+#include "backends/cuda/ptx/system_scope.cuh"
 #include "backends/cuda/ptx/timer.cuh"
 
 namespace flashmask::cuda {

@@ -6,7 +6,7 @@
 #include "backends/cuda/host/kernel_info.h"
 #include "backends/cuda/host/launch_chain.h"
 #include "backends/cuda/peers/signals.h"
-#include "backends/cuda/ptx/barrier.cuh"
+#include "backends/cuda/ptx/system_scope.cuh"
 #include "call/peers.h"
 #include "common/message.h"
 
