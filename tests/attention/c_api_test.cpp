@@ -362,6 +362,39 @@ TEST(CInterface, InfiniteWindowsAreUnbounded) {
   }
 }
 
+TEST(CInterface, PeersArgumentsAreChecked) {
+  void* data = nullptr;
+  fm_peer_handle handle{};
+  expect_refused(fm_peer_memory_create(0, 64, &data, &handle), "device is 0; it must be 1 + the index");
+  expect_refused(fm_peer_memory_create(1, 0, &data, &handle), "bytes is 0");
+  expect_refused(fm_peer_memory_create(1, 64, nullptr, &handle), "data is NULL");
+  expect_refused(fm_peer_memory_open(1, nullptr, &data), "handle is NULL");
+  expect_refused(fm_peer_memory_release(1, nullptr, 0), "data is NULL");
+  uint32_t word = 0;
+  const fm_transfer copy{FM_COPY, 0, &word, nullptr, 4}, unknown{3, 0, &word, &word, 4};
+  expect_refused(fm_transfers_enqueue(&copy, 1, 1, nullptr), "a transfer's from is NULL");
+  expect_refused(fm_transfers_enqueue(&unknown, 1, 1, nullptr), "a transfer's kind is 3");
+  expect_refused(fm_transfers_enqueue(nullptr, 1, 1, nullptr), "transfers is NULL");
+  expect_refused(fm_transfers_enqueue(&copy, -1, 1, nullptr), "count is -1");
+  uint32_t* const flags[] = {&word, nullptr};
+  expect_refused(fm_peers_signal(flags, 2, 1, 1, nullptr), "flags is NULL");
+  expect_refused(fm_peers_signal(flags, 65, 1, 1, nullptr), "the number of peers is 65");
+  auto settlement = make<fm_settlement>();
+  expect_refused(fm_peers_settle(&settlement, 1, nullptr), "settlement->state is NULL");
+  int32_t state[2] = {};
+  settlement.state = state;
+  settlement.peers = 1;
+  expect_refused(fm_peers_settle(&settlement, 1, nullptr), "settlement->read_by_peers is NULL");
+  settlement.peers = 0;
+  expect_refused(fm_peers_settle(&settlement, 1, nullptr), "settlement->report is NULL");
+  settlement.report = &word;
+  settlement.timeout = -1;
+  expect_refused(fm_peers_settle(&settlement, 1, nullptr), "settlement->timeout is -1");
+  if (!kernels().empty()) return;
+  EXPECT_EQ(fm_peer_memory_create(1, 64, &data, &handle), FM_NO_DEVICE);
+  EXPECT_NE(std::string(fm_last_error()).find("not compiled in"), std::string::npos) << fm_last_error();
+}
+
 TEST(CInterface, MisalignedDataIsRefused) {
   alignas(8) char bytes[64] = {};
   auto mask = make_mask(4, 4, FM_CAUSAL);

@@ -163,6 +163,27 @@ TEST(Cuda, SplitsRunInKernelsOverCaches) {
                  "executed_tiles is set; on a GPU tiles are not counted");
 }
 
+TEST(Cuda, HopperAloneTakesKeysThatArrive) {
+  if (kernels().empty()) GTEST_SKIP() << "a build without CUDA";
+  ForwardArgs args = device_call();
+  const int64_t blocks = (args.k.shape[1] + 127) / 128;
+  const auto on_device = [&](std::initializer_list<int64_t> shape) {
+    TensorView view = TensorView::contiguous(nullptr, DataType::kInt32, shape);
+    view.device = args.q.device;
+    return view;
+  };
+  args.arrivals = {.needed = on_device({1, blocks}), .state = on_device({2})};
+  EXPECT_EQ(explain(args, {}, GpuModel{}).arch, "sm90");
+  const auto expect_refused = [&](const Options& options, const GpuModel& gpu) {
+    const Explanation why = explain(args, options, gpu);
+    EXPECT_TRUE(why.backend.empty());
+    ASSERT_FALSE(why.rejected.empty());
+    EXPECT_NE(why.rejected.front().find("sm90's kernels take them"), std::string::npos) << why.rejected.front();
+  };
+  expect_refused({}, GpuModel{.compute_major = 8, .multiprocessors = 108});
+  expect_refused({.features = {.split_size = 128}}, GpuModel{});
+}
+
 TEST(Cuda, FeaturesHaveKernelsOfTheirOwn) {
   if (kernels().empty()) GTEST_SKIP() << "a build without CUDA";
   const ForwardArgs args = device_call();

@@ -235,6 +235,39 @@ TEST_F(CallErrors, FeaturesAreExplained) {
   EXPECT_TRUE(explain(args).features.empty());
 }
 
+TEST_F(CallErrors, Arrivals) {
+  std::vector<int32_t> needed(4), state(2);
+  ForwardArgs forward = call.forward_args();
+  const auto view = [](std::vector<int32_t>& of, std::initializer_list<int64_t> shape) {
+    return TensorView::contiguous(of.data(), DataType::kInt32, shape);
+  };
+  const auto expect_forward = [&](ErrorCode code, std::initializer_list<std::string> parts, const Arrivals& arrivals) {
+    forward.arrivals = arrivals;
+    expect_error(code, parts, [&] { forward_workspace(forward, call.options); });
+  };
+  const Arrivals right{.needed = view(needed, {1, 1}), .state = view(state, {2})};
+  const auto changed = [&right](auto&& change) {
+    Arrivals arrivals = right;
+    change(arrivals);
+    return arrivals;
+  };
+  const auto expect_wrong = [&](std::initializer_list<std::string> parts, auto&& change) {
+    expect_forward(ErrorCode::kInvalidArgument, parts, changed(change));
+  };
+  expect_wrong({"needed has 3 batch entries", "1 or q's batch, 2"}, [&](auto& a) { a.needed = view(needed, {3, 1}); });
+  expect_wrong({"needed", "int32 [1, 2]", "[1, 1]"}, [&](auto& a) { a.needed = view(needed, {1, 2}); });
+  expect_wrong({"needed", "float32"}, [](auto& a) { a.needed.dtype = DataType::kFloat32; });
+  expect_wrong({"state", "int32 [1]", "[2]"}, [&](auto& a) { a.state = view(state, {1}); });
+  expect_wrong({"state", "absent"}, [](auto& a) { a.state = {}; });
+  expect_wrong({"needed", "absent"}, [](auto& a) { a.needed = {}; });
+  for (const double wrong : {0.0, -1.0, 2e6, std::numeric_limits<double>::quiet_NaN()})
+    expect_wrong({"timeout is ", "above 0 and at most 1e+06 seconds"}, [&](auto& a) { a.timeout = wrong; });
+  for (const std::string backend : {"cpu", "reference"}) {
+    call.options.backend = backend;
+    expect_forward(ErrorCode::kUnsupported, {backend, "keys arrive", "backend 'cuda' alone takes them"}, right);
+  }
+}
+
 TEST_F(CallErrors, SplitSize) {
   for (const int64_t wrong : {int64_t{-128}, int64_t{64}, int64_t{100}, int64_t{1} << 31}) {
     call.options.features = {.split_size = wrong};
