@@ -122,15 +122,16 @@ class Producer {
     return classes;
   }
 
-  /// Waits for keys that are still arriving. What has been acquired is then fenced for the loads, which read it by
-  /// another proxy. Numbers that all lanes share go through uniform registers: others, ptxas spills.
+  /// Waits for keys that are still arriving, and fences what all lanes have acquired for the loads, which read it by
+  /// another proxy. What ptxas cannot tell to be the same in all lanes makes it spill, so all lanes wait, and agree on
+  /// the least that one has seen.
   __device__ __forceinline__ void wait_for_keys(int32_t key_block, uint32_t batch) {
     if (!p_.arrivals.needed) return;
     const uint32_t at = batch * p_.arrivals.entry_stride + static_cast<uint32_t>(key_block);
     const uint32_t needed = ptx::uniform(ptx::load_here(p_.arrivals.needed, at));
     if (needed <= arrived_) return;
     delay<Role::kProducer>();
-    arrived_ = ptx::uniform(cuda::wait_for_pieces(p_.arrivals, needed));
+    arrived_ = __reduce_min_sync(0xffffffff, cuda::wait_for_pieces(p_.arrivals, needed));
     ptx::fence_async_proxy_global();
   }
 
