@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <random>
 #include <vector>
@@ -19,13 +20,14 @@ namespace {
 constexpr int kKeys = 64;
 
 /// scores [kKeys, kRows] = `before` + the rows' biases, by one warpgroup, with ones from registers or from shared
-/// memory.
-template <Bias kBias, int kRows, bool kSharedOnes>
+/// memory. kTerm: the rows have a float term of lse beside delta's bias.
+template <Bias kBias, int kRows, bool kSharedOnes, bool kTerm>
 __global__ void add_biases(const float* lse, const float* delta, float scale, float before, float* scores) {
   __shared__ alignas(128) RowBias biases[kRows];
   __shared__ ScoreOnes ones;
   if (threadIdx.x == 0) ones.fill();
-  for (int row = threadIdx.x; row < kRows; row += blockDim.x) biases[row] = row_bias(lse[row], delta[row], scale);
+  for (int row = threadIdx.x; row < kRows; row += blockDim.x)
+    biases[row] = kTerm ? row_term_and_bias(lse[row], delta[row]) : row_bias(lse[row], delta[row], scale);
   ptx::fence_async_proxy();
   __syncthreads();
   float own[kRows / 2];
@@ -50,6 +52,12 @@ __global__ void add_biases(const float* lse, const float* delta, float scale, fl
   }
 }
 
+/// The rows' float terms of lse, read back.
+__global__ void read_terms(const float* lse, float* terms, int rows) {
+  const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (row < rows) terms[row] = folded_score_term(row_term_and_bias(lse[row], 1));
+}
+
 template <int kRows>
 struct Rows {
   std::vector<float> lse = std::vector<float>(kRows), delta = std::vector<float>(kRows);
@@ -62,10 +70,10 @@ struct Rows {
   }
 
   /// [kKeys, kRows].
-  template <Bias kBias, bool kSharedOnes = false>
+  template <Bias kBias, bool kSharedOnes = false, bool kTerm = false>
   std::vector<float> scores(float scale, float before) const {
     test::DeviceVector<float> device_lse(lse), device_delta(delta), scores(std::vector<float>(kKeys * kRows, NAN));
-    add_biases<kBias, kRows, kSharedOnes>
+    add_biases<kBias, kRows, kSharedOnes, kTerm>
         <<<1, 128>>>(device_lse.data(), device_delta.data(), scale, before, scores.data());
     return scores.to_host();
   }
@@ -76,10 +84,10 @@ class RowBiases : public ::testing::Test {
   void SetUp() override { FLASHMASK_NEEDS_GPU(); }
 };
 
-template <Bias kBias, int kRows, bool kSharedOnes = false>
+template <Bias kBias, int kRows, bool kSharedOnes = false, bool kTerm = false>
 void expect_sums(unsigned seed, float scale, float before) {
   const Rows<kRows> rows(seed);
-  const std::vector<float> scores = rows.template scores<kBias, kSharedOnes>(scale, before);
+  const std::vector<float> scores = rows.template scores<kBias, kSharedOnes, kTerm>(scale, before);
   for (int n = 0; n < kKeys * kRows; ++n) {
     const int row = n % kRows;
     const double bias = kBias == Bias::kScore ? -double(rows.lse[row]) / scale : -double(rows.delta[row]);
@@ -97,6 +105,8 @@ TEST_F(RowBiases, AreAddedToEveryKeysScores) {
       expect_sums<Bias::kGradient, 32>(6, scale, before);
       expect_sums<Bias::kGradient, 64>(3, scale, before);
       expect_sums<Bias::kGradient, 128>(4, scale, before);
+      expect_sums<Bias::kGradient, 32, false, true>(7, scale, before);
+      expect_sums<Bias::kGradient, 128, false, true>(8, scale, before);
     }
   }
 }
@@ -116,6 +126,27 @@ TEST_F(RowBiases, OfARowThatSeesNothingMakeItsProbabilitiesZeroAndItsDeltaNothin
       EXPECT_TRUE(std::isfinite(s[n - 1]) && std::isfinite(s[n + 1]));
     }
   }
+}
+
+TEST_F(RowBiases, BesideAFloatTermKeepBothWhateverTheFloatsBits) {
+  constexpr int kRows = 128;
+  constexpr float kLog2E = 1.44269504F;
+  Rows<kRows> rows(9);
+  std::mt19937 generator(9);
+  std::normal_distribution<float> normal;
+  for (float& lse : rows.lse) {
+    constexpr uint32_t kInfinity = 0x7f80;  // in the lower half, which is infinite or NaN as a bfloat16
+    while ((std::bit_cast<uint32_t>(-lse * kLog2E) & kInfinity) != kInfinity) lse = 10 * normal(generator);
+  }
+  const std::vector<float> dp = rows.scores<Bias::kGradient, false, true>(1, 0);
+  for (int n = 0; n < kKeys * kRows; ++n)
+    ASSERT_NEAR(dp[n], -rows.delta[n % kRows], std::ldexp(std::abs(rows.delta[n % kRows]), -21)) << n;
+  rows.lse[0] = -INFINITY;
+  test::DeviceVector<float> lse(rows.lse), terms(std::vector<float>(kRows, NAN));
+  read_terms<<<1, kRows>>>(lse.data(), terms.data(), kRows);
+  const std::vector<float> read = terms.to_host();
+  EXPECT_EQ(std::exp2(read[0]), 0);
+  for (int row = 1; row < kRows; ++row) EXPECT_EQ(read[row], -rows.lse[row] * kLog2E) << row;
 }
 
 TEST_F(RowBiases, NaNStaysInItsRow) {

@@ -145,6 +145,7 @@ class Backward {
     rows.dq_columns = {kDim, 64};
     rows.heads = kHeads;
     rows.scale = rows.score_scale = static_cast<float>(kScale);
+    rows.folds_delta = true;  // no weights are dropped
     return rows;
   }
 

@@ -221,7 +221,8 @@ RowParams make_row_params(const Problem& p, const BackwardCall& call, std::byte*
           .key_blocks = static_cast<uint32_t>(call.tiles.key_blocks),
           .heads = static_cast<uint32_t>(p.heads_q),
           .scale = p.scale(),
-          .score_scale = score_scale(p)};
+          .score_scale = score_scale(p),
+          .folds_delta = !call.kernel->row->variant.dropout};
 }
 
 SinkGradientParams make_sink_params(const Problem& p, const BackwardCall& call, std::byte* workspace) {
@@ -230,7 +231,7 @@ SinkGradientParams make_sink_params(const Problem& p, const BackwardCall& call, 
           .dsink_stride = p.dsink.stride[0],
           .lse = vector_rows(p.lse),
           .biases = at<RowBias>(workspace, call.layout.biases),
-          .are_terms = call.kernel->row->unit == kFeatures,
+          .are_terms = call.kernel->row->variant.dropout,
           .rows_of_head = call.tiles.rows * call.tile_row->rows,
           .batch = p.batch,
           .seqlen_q = static_cast<int32_t>(p.seqlen_q),

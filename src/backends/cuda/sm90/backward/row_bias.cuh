@@ -46,7 +46,8 @@ __device__ __forceinline__ float gradient_bias(const RowBias& bias) {
          __uint_as_float(bias.pair[2] & kHigh);
 }
 
-/// A row's biases with kTermsLast: two floats, -lse log2(e), added to scores in units of P's exponent, and -delta.
+/// A row's biases with kTermsLast but without kFoldsDelta: two floats, -lse log2(e), added to scores in units of P's
+/// exponent, and -delta.
 __device__ __forceinline__ RowBias row_terms(float lse, float delta) {
   constexpr float kLog2E = 1.44269504f;
   const bool sees = lse != -INFINITY;
@@ -56,6 +57,25 @@ __device__ __forceinline__ RowBias row_terms(float lse, float delta) {
 template <Bias kTerm>
 __device__ __forceinline__ float term_of(const RowBias& row) {
   return __uint_as_float(row.pair[static_cast<uint32_t>(kTerm)]);
+}
+
+/// Without this bit, which the next pair has, a finite float is two finite bfloat16: its lower half alone may be none.
+inline constexpr uint32_t kSpareBit = 0x4000;
+
+/// A row's biases with both: a float of lse as in row_terms, whose halves the step of dP's product multiplies by zeros,
+/// and -delta as in row_bias.
+__device__ __forceinline__ RowBias row_term_and_bias(float lse, float delta) {
+  constexpr float kLog2E = 1.44269504f;
+  RowBias row = row_bias(lse, delta, 1);
+  const float term = lse == -INFINITY ? -3e38f : -lse * kLog2E;
+  const uint32_t bits = __float_as_uint(isinf(term) ? copysignf(3e38f, term) : term);
+  row.pair[0] = bits & ~kSpareBit;
+  row.pair[1] = (row.pair[1] & 0xffff0000) | (bits & kSpareBit);
+  return row;
+}
+__device__ __forceinline__ float folded_score_term(const RowBias& row) {
+  const uint2 words = *reinterpret_cast<const uint2*>(&row);
+  return __uint_as_float(words.x | (words.y & kSpareBit));
 }
 
 /// How an operand of rows' biases lies in shared memory. Without a swizzle: groups of 8 rows of 16 bytes, 128 bytes

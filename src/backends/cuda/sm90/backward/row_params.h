@@ -22,6 +22,7 @@ struct RowParams {
   int32_t seqlen_q;
   uint32_t row_tiles, key_blocks, heads;  ///< key_blocks: the plan's
   float scale, score_scale;
+  bool folds_delta;  ///< see kFoldsDelta
 };
 
 /// For the pass that adds up the parts of dk and dv: see BackwardParams.
@@ -40,7 +41,7 @@ struct SinkGradientParams {
   int64_t dsink_stride;
   Rows lse;
   const RowBias* biases;  ///< as written by preprocess
-  bool are_terms;         ///< biases are row_terms
+  bool are_terms;         ///< biases are row_terms, whose delta is a float
   int64_t rows_of_head;   ///< biases of a (batch entry, query head)
   int64_t batch;
   int32_t seqlen_q;

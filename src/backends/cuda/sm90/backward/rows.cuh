@@ -135,7 +135,9 @@ __device__ __forceinline__ void preprocess(const RowParams& p) {
   __syncthreads();
   if (own < Traits::kRows) {
     const float delta = products[own] - values.dlse;
-    RowBias bias = kTermsLast<Traits> ? row_terms(values.lse, delta) : row_bias(values.lse, delta, p.score_scale);
+    RowBias bias = !kTermsLast<Traits> ? row_bias(values.lse, delta, p.score_scale)
+                   : p.folds_delta     ? row_term_and_bias(values.lse, delta)
+                                       : row_terms(values.lse, delta);
     if (fixed_point)
       bias.pair[RowBias::kScalePair] = __float_as_uint(cuda::dq_row_scale(p.scales, keys, dout_norms[own], delta));
     p.biases[place.index * Traits::kRows + own] = bias;

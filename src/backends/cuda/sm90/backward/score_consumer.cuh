@@ -28,7 +28,9 @@ class ScoreConsumer {
         staging_(p, shared, warpgroup),
         base_(ptx::shared_address(&shared) >> 4),
         warp_(ptx::uniform(threadIdx.x / 32 % 4)),
-        score_ones_(kKeepsOnes && !kHalves<Traits> ? ptx::keep_in_register(bias_ones<Bias::kScore>()) : 0),
+        score_ones_(kKeepsOnes && !kTermsLast<Traits> && !kHalves<Traits>
+                        ? ptx::keep_in_register(bias_ones<Bias::kScore>())
+                        : 0),
         gradient_ones_(kKeepsOnes ? ptx::keep_in_register(bias_ones<Bias::kGradient>()) : 0),
         weights_(p) {}
 
@@ -40,7 +42,7 @@ class ScoreConsumer {
   using Swizzle = ptx::Swizzle128;
   /// Keeps the ones of BiasStep in registers, if there are enough. Left to itself, ptxas computes them in every tile,
   /// and the tile's first product waits for them.
-  static constexpr bool kKeepsOnes = !kTermsLast<Traits> && !Traits::kTile.dq_from_registers;
+  static constexpr bool kKeepsOnes = kFoldsDelta<Traits> && !Traits::kTile.dq_from_registers;
   /// A matrix in shared memory as an operand: see ptx::MatrixDescriptor. The variable part is added last, in units of
   /// 16 bytes, so that it takes one instruction on the way to a tile's first product.
   struct Operand {
@@ -108,7 +110,7 @@ class ScoreConsumer {
   }
 
   /// The warpgroup's keys of K or V, at `keys`, times its rows, or some of them from `first` on, whose operand is `b`,
-  /// with their bias, unless kTermsLast.
+  /// with their bias, unless it is added later.
   template <Bias kBias, int kDim, int kValues>
   __device__ __forceinline__ void issue_scores(float (&s)[kValues], uint32_t keys, Operand b,
                                                uint32_t first = 0) const {
@@ -134,7 +136,7 @@ class ScoreConsumer {
   /// two products at a time.
   template <Bias kBias, int kRows>
   __device__ __forceinline__ auto bias_step(uint32_t biases) const {
-    if constexpr (kTermsLast<Traits>) {
+    if constexpr (kBias == Bias::kScore ? kTermsLast<Traits> : !kFoldsDelta<Traits>) {
       return NoBiasStep();
     } else if constexpr (kHalves<Traits> && kBias == Bias::kScore) {
       return SharedBiasStep<kRows>(biases, (base_ << 4) + static_cast<uint32_t>(offsetof(Shared, halves.ones)));
@@ -160,11 +162,14 @@ class ScoreConsumer {
 
   // With kTermsLast these replace the steps further below, one part of a thread's scores after the other.
 
+  /// True for the library's features, some of which have code of their own.
+  static constexpr bool kHasFeatures = std::is_same_v<Score, cuda::FeatureScore<Element>>;
   /// Scores of a part: as many as registers hold with each score's intermediate values.
-  static constexpr int kPart = Traits::kOwnKeys && Weights::kMayDrop ? 8 : 16;
+  static constexpr int kPart = Traits::kOwnKeys && kHasFeatures ? 8 : 16;
   /// Scores per thread whose weights are computed under dP's product. Beside S and dP there are no registers for all of
-  /// more than 16.
-  static constexpr int kScores = Traits::kScoreRows / 2, kEarlyWeights = kScores <= 16 ? kScores : kPart == 8 ? 24 : 0;
+  /// more than 16, and fewer if an operand of that product is in registers, too.
+  static constexpr int kScores = Traits::kScoreRows / 2, kMostEarly = kPart == 16 ? 0 : kFoldsDelta<Traits> ? 16 : 24;
+  static constexpr int kEarlyWeights = kScores <= 16 ? kScores : kMostEarly;
 
   /// How products become scores: as they are, by a softcap alone, or by a softcap, ALiBi or both.
   enum class Transform { kNone, kCap, kAny };
@@ -202,8 +207,8 @@ class ScoreConsumer {
   __device__ __forceinline__ void by_features(bool partial, const Function& run) {
     const QueryTile& query = shared_.tile[ring_.stage()].query;
     const Score score(p_, query.batch, query.head);
-    if constexpr (Weights::kMayDrop) {
-      const bool transforms = score.form == cuda::ScoreForm::kOther, drops = weights_.drops();
+    if constexpr (kHasFeatures) {
+      const bool transforms = score.form == cuda::ScoreForm::kOther, drops = AnyFeatures::drops(weights_);
       if (score.only_caps() && !drops && !partial) return run(KnownFeatures<Transform::kCap, false, false>(), score);
       if (transforms && !drops && !partial) return run(KnownFeatures<Transform::kAny, false, false>(), score);
       if (transforms && !drops) return run(KnownFeatures<Transform::kAny, false, true>(), score);
@@ -272,7 +277,7 @@ class ScoreConsumer {
     if constexpr (kFirst >= kEarlyWeights) compute_weights<kFirst, kFirst + kPart>(features, score, s, dropped, p);
     auto& part = cuda::part_of<kFirst, kPart>(dp);
     leave_out_dropped<kFirst>(features, dropped, part);
-    add_terms<Bias::kGradient>(terms<kFirst>(), part, kept_weight_scale());
+    if constexpr (!kFoldsDelta<Traits>) add_terms<Bias::kGradient>(terms<kFirst>(), part, kept_weight_scale());
     multiply_probabilities(cuda::part_of<kFirst, kPart>(s), part, cuda::part_of<kFirst / 8, kPart / 8>(ds));
     if constexpr (kFirst + kPart < kValues)
       compute_score_gradients<kFirst + kPart>(features, score, s, dp, dropped, p, ds);
@@ -289,11 +294,20 @@ class ScoreConsumer {
   __device__ __forceinline__ const RowBias* terms() const {
     return shared_.biases[ring_.stage()] + first_row() + 2 * (kFirst + reload_lane<Traits>() % 4);
   }
+  template <Bias kTerm>
+  __device__ __forceinline__ static float read_term(const RowBias& row) {
+    if constexpr (kFoldsDelta<Traits>) {
+      static_assert(kTerm == Bias::kScore);
+      return folded_score_term(row);
+    } else {
+      return term_of<kTerm>(row);
+    }
+  }
   /// Multiplies `x` by `factor`, and adds the rows' terms.
   template <Bias kTerm, int kValues>
   __device__ __forceinline__ void add_terms(const RowBias* rows, float (&x)[kValues], float factor) const {
 #pragma unroll
-    for (int i = 0; i < kValues; ++i) x[i] = __fmaf_rn(x[i], factor, term_of<kTerm>(rows[i / 4 * 8 + i % 2]));
+    for (int i = 0; i < kValues; ++i) x[i] = __fmaf_rn(x[i], factor, read_term<kTerm>(rows[i / 4 * 8 + i % 2]));
   }
   template <int kFirst, typename Features, typename Dropped, int kValues>
   __device__ __forceinline__ void leave_out_dropped(const Features& features, const Dropped& dropped,

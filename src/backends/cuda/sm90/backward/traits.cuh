@@ -53,10 +53,13 @@ __device__ __forceinline__ bool sums_integers(const BackwardParams& p) {
 template <typename Traits>
 inline constexpr bool kMaySumIntegers = Traits::kDqSum != DqSum::kFloats;
 
-/// Leaves S and dP as plain products, and adds row_terms after the features have transformed them. For kernels whose
-/// scores are more than the products, or whose weights are dropped.
+/// Leaves S as a plain product, and adds lse's term after the features have transformed it. For kernels whose scores
+/// are more than the products.
 template <typename Traits>
 inline constexpr bool kTermsLast = !Traits::Score::kFoldsLse;
+/// Starts dP at -delta, by a step of its product. Kernels with dropout, which leaves elements of dP out, add it later.
+template <typename Traits>
+inline constexpr bool kFoldsDelta = !kTermsLast<Traits> || !Traits::Weights::kMayDrop;
 
 /// Named barriers of both consumer warpgroups, one for each of them to wait at: compute-sanitizer does not take a
 /// barrier that is reached from two places.
