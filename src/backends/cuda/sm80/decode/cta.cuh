@@ -39,7 +39,7 @@ class DecodeCta {
       join();
       if (shared_.work.tiles == cuda::UnitPart::kEnd) return;
       QueryLoader<Traits>(p_, shared_, warp_).load(shared_.work);
-      if constexpr (kFloat8) loader_.put_unit_scales(shared_.work.kv_head);
+      if constexpr (kFloat8) loader_.put_unit_scales(shared_.work);
       join();
       run_unit(shared_.work);
     }

@@ -37,7 +37,7 @@ class KeyLoader {
     row_ = ptx::opaque(next_row_);
     if (const KeyStep& loaded = step(loaded_); !loaded.is_end) {
       if constexpr (Traits::kFloat8) {
-        if (scales_by_key_) load_scales(loaded);
+        if (scales_by_key_) load_scales(loaded.kv_head);
       }
       copy<typename Traits::KTile>(2 * loaded_, loaded, p_.k_rows, p_.head_dim);
       ++found_;
@@ -53,10 +53,13 @@ class KeyLoader {
     ++loaded_;
   }
 
-  /// Puts a unit's factors where all warps find them after their next meeting, for all steps, if its keys have one.
-  __device__ __forceinline__ void put_unit_scales(int32_t kv_head) {
+  /// Puts a unit's factors where all warps find them after their next meeting, for all steps, if its keys have one. A
+  /// sequence without keys has none: its page's may be of nothing.
+  __device__ __forceinline__ void put_unit_scales(const cuda::UnitPart& work) {
     if (scales_by_key_) return;
-    const float k = p_.k_scale.at(0, 0, kv_head), v = p_.v_scale.at(0, 0, kv_head);
+    const bool has_keys = work.tile.keys > 0;
+    const float k = has_keys ? p_.k_scale.at(0, 0, work.kv_head) : 1.f,
+                v = has_keys ? p_.v_scale.at(0, 0, work.kv_head) : 0.f;
     for (auto i = static_cast<int>(threadIdx.x); i < Traits::kSteps * Traits::kKeys; i += Traits::kThreads) {
       auto& scales = shared_.scales[i / Traits::kKeys];
       scales.k[i % Traits::kKeys] = k;
@@ -103,18 +106,23 @@ class KeyLoader {
     return static_cast<uint32_t>(entry_) < static_cast<uint32_t>(p_.pages);
   }
   /// Begins to load the factors of a step's keys. A value that is not there has none.
-  __device__ __forceinline__ void load_scales(const KeyStep& step) {
+  __device__ __forceinline__ void load_scales(int32_t kv_head) {
     scaled_ = loaded_;
     has_scales_ = true;
-    k_scale_ = is_there() ? key_scale(p_.k_scale, step.kv_head) : 1.f;
-    v_scale_ = is_there() ? key_scale(p_.v_scale, step.kv_head) : 0.f;
+    k_scale_ = 1;
+    v_scale_ = is_there() && !p_.v_scale.data ? 1.f : 0.f;
+    load_scale(p_.k_scale, kv_head, k_scale_);
+    load_scale(p_.v_scale, kv_head, v_scale_);
   }
-  __device__ __forceinline__ float key_scale(const cuda::CacheScale& scale, int32_t head) const {
-    return scale.data ? __ldg(scale.data + offset_of(scale.page_stride, scale.row_stride, scale.head_stride, head))
-                      : 1.f;
+  __device__ __forceinline__ void load_scale(const cuda::CacheScale& scale, int32_t kv_head, float& to) const {
+    ptx::load_if(is_there() && scale.data,
+                 scale.data + offset_of(scale.page_stride, scale.row_stride, scale.head_stride, kv_head), to);
   }
+  /// True unless a head's keys have one factor, and its values one. That of a table's only page may be of nothing, as
+  /// may entries that name no page.
   __device__ __forceinline__ bool has_scales_by_key() const {
-    return Traits::kFloat8 && (p_.k_scale.differs_by_key() || p_.v_scale.differs_by_key());
+    return Traits::kFloat8 && (p_.k_scale.differs_by_key() || p_.v_scale.differs_by_key() ||
+                               (p_.call.has_tables() && p_.pages < 2));
   }
   /// The offset of the lane's key in elements. Those of a page fit 32 bits (see page_refusal).
   __device__ __forceinline__ uint64_t offset_of(int64_t page_stride, int64_t row_stride, int64_t head_stride,

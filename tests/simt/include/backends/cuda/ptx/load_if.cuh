@@ -3,11 +3,10 @@
 
 // In place of the header of this name.
 
-#include <cstdint>
-
 namespace flashmask::ptx {
 
-inline void load_if(bool condition, const int32_t* from, int32_t& to) {
+template <typename T>
+void load_if(bool condition, const T* from, T& to) {
   if (condition) to = *from;
 }
 
