@@ -25,6 +25,21 @@ def chunks(rows):
     return markdown_table(["us, causal", "TFLOP/s", *(COLUMNS[name] for name in names)], cells)
 
 
+FLOAT8 = {"ours": "a scale for all", "by_token": "for each token and head", "bf16": "bfloat16", "fa3": NAMES["fa3"]}
+
+
+def float8(rows):
+    """Caches of e4m3 beside our own in bfloat16, and a peer over e4m3."""
+    if not rows:
+        return []
+    said = "Float8 (e4m3) caches by the same kernels. FlashAttention-3's queries are float8, too."
+    cells = [
+        [row["cell"], f"{row['tflops']:.0f}", *(f"{row['us'][n]:.0f}" if n in row["us"] else "" for n in FLOAT8)]
+        for row in rows
+    ]
+    return [*paragraph(said), *markdown_table(["us, causal", "TFLOP/s", *FLOAT8.values()], cells), ""]
+
+
 def lines(topics):
     """None of it without a receipt."""
     if "prefill" not in topics:
@@ -43,4 +58,8 @@ def lines(topics):
         for name, us in row["us"].items()
     ]
     heading, _, text = said.partition("\n\n")
-    return [heading, "", *paragraph(text), *chunks(held["chunks"]), "", *markdown_table(["", "us"], others), ""]
+    return [
+        *(heading, "", *paragraph(text), *chunks(held["chunks"]), ""),
+        *float8(held.get("float8", ())),
+        *(*markdown_table(["", "us"], others), ""),
+    ]

@@ -508,6 +508,7 @@ def prefill_steps(steps, monkeypatch):
 
     shape = decode_shapes.Shape(2, 256, *HOST_HEADS, rows=40)
     shapes = {"CHUNKS": {shape: (64, 16)}, "DRAFTS": shape, "IMAGES": shape._replace(batch=1, rows=256)}
+    shapes["FLOAT8_CHUNKS"] = (shape,)
     for name, value in (shapes | {"PREFILL_SPLITS": (128,)}).items():
         monkeypatch.setattr(decode_shapes, name, value)
     monkeypatch.setattr(prefill_steps, "IMAGE", 32)
@@ -537,6 +538,7 @@ def test_prefill_is_measured_beside_peers_and_contiguous_tensors_that_agree(pref
     assert set(figures["drafts"][0]["us"]) == {"ours", "fa3", "flashinfer", "xqa"} | trees
     assert set(figures["drafts"][0]["left_out"]) == {"fa3_tree"}
     assert set(figures["images"][0]["us"]) == {"ours", "causal", "flex", "vllm_triton"}
+    assert [set(row["us"]) for row in figures["float8"]] == [{"ours", "by_token", "bf16", "fa3"}]
     missed = [check["name"].split(": ")[1] for check in prefill_bars.of_all(figures) if not check["passed"]]
     assert missed == [  # all times are 1
         *["over FlashInfer"] * 2,
@@ -549,6 +551,7 @@ def test_prefill_is_measured_beside_peers_and_contiguous_tensors_that_agree(pref
     page = "\n".join(prefill_section.lines({"prefill": receipt}))
     assert "2 x 256, 8/2 d=64 page 16, 40 rows" in page and "a random tree" in page
     assert "vLLM's Triton kernel" in page and "XQA, the tree" in page
+    assert "| 2 x 256, 8/2 d=64 page 64, 40 rows |" in page.partition("| a scale for all |")[2]
     assert not prefill_section.lines({})
 
 

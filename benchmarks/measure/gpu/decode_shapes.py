@@ -60,6 +60,12 @@ CHUNKS = {
     Shape(1, 32768, *MODELS[1], rows=2048): (64,),
 }
 PREFILL_SPLITS = (1024, 4096)
+# Over float8 caches: chunks, and 64 drafts of each request.
+FLOAT8_CHUNKS = (
+    Shape(1, 32768, *MODELS[0], rows=2048),
+    Shape(16, 16384, *MODELS[0], rows=64),
+    Shape(1, 32768, *MODELS[1], rows=2048),
+)
 DRAFTS, IMAGES = Shape(16, 16384, *MODELS[0], rows=64), Shape(1, 8192, *MODELS[0], rows=8192)
 
 

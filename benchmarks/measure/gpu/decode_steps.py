@@ -156,16 +156,21 @@ def by_token(cell):
 
 
 def float8(session):
-    """A scale for all, and one for each token and head, beside peers over float8."""
-    pools, found = [pool.to(torch.float8_e4m3fn) for pool in session.pools], []
-    for shape in decode_shapes.FLOAT8:
+    """Float8 caches of every shape."""
+    return [row_of(*found) for found in float8_times(session, decode_shapes.FLOAT8)]
+
+
+def float8_times(session, shapes, peers=PEERS):
+    """(a cell, its times, who is left out) for each shape: a scale for all, and one for each token and head, beside
+    peers over float8."""
+    pools = [pool.to(torch.float8_e4m3fn) for pool in session.pools]
+    for shape in shapes:
         cell = Cell(pools, shape, 64, by_tensor)
-        calls, left_out = session.contenders(cell, allowed=decode_cell.FLOAT8_AGREEMENT)
+        calls, left_out = session.contenders(cell, allowed=decode_cell.FLOAT8_AGREEMENT, peers=peers)
         made = {name: contender_of(cell, call) for name, call in calls.items()}
         others = {"by_token": Cell(pools, shape, 64, by_token), "bf16": Cell(session.pools, shape, 64)}
         made |= {name: contender_of(other, other.ours()) for name, other in others.items()}
-        found.append(row_of(cell, session.turns(made), left_out))
-    return found
+        yield cell, session.turns(made), left_out
 
 
 def invariance(session):

@@ -2,8 +2,8 @@
 """Prefill and verification over KV caches on a Hopper GPU, beside our own forward on contiguous tensors,
 FlashAttention-3, FlashInfer, XQA (drafts) and vLLM's Triton kernel (images).
 
-Chunks of new rows over the keys before them, drafts of many requests, and images whose tokens see each other. The
-calls, their plans ready, take turns as those of decode do.
+Chunks of new rows over the keys before them, drafts of many requests, images whose tokens see each other, and chunks
+over float8 caches. The calls, their plans ready, take turns as those of decode do.
 """
 
 import functools
@@ -32,11 +32,14 @@ def steps_of(session, steps):
     ]
     drafts = ("drafts", "drafts", functools.partial(steps.drafts, session))
     images = ("images", "images", functools.partial(steps.images, session))
-    return [*chunks[:2], drafts, images, *chunks[2:]]
+    float8 = ("float8", "float8", functools.partial(steps.float8, session))
+    return [*chunks[:2], drafts, images, float8, *chunks[2:]]
 
 
 def run(arguments, receipt, save, progress_type):
     from benchmarks.measure.gpu import prefill_steps
 
     steps = functools.partial(steps_of, steps=prefill_steps)
-    return decode.run_lists(arguments, receipt, save, ("chunks", "drafts", "images"), steps, prefill_bars.of_all)
+    return decode.run_lists(
+        arguments, receipt, save, ("chunks", "drafts", "images", "float8"), steps, prefill_bars.of_all
+    )

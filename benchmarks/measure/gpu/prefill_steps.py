@@ -7,7 +7,7 @@ from flashmask.inference import SequenceMask
 
 from benchmarks.measure.gpu import decode_shapes
 from benchmarks.measure.gpu.decode_cell import Cell, Contender, check_agreement, contender_of, time_figures
-from benchmarks.measure.gpu.decode_steps import PEERS
+from benchmarks.measure.gpu.decode_steps import PEERS, float8_times
 from benchmarks.peers import vllm_triton
 
 CHUNK_PEERS = {name: PEERS[name] for name in ("fa3", "flashinfer")}
@@ -67,6 +67,12 @@ def drafts(session):
 def random_tree(nodes):
     """Parents, each before its child; the first is the root."""
     return [-1, *(int(torch.randint(0, n, ())) for n in range(1, nodes))]
+
+
+def float8(session):
+    """Causal chunks and drafts over float8 caches, beside bfloat16 ones and a peer whose queries are float8, too."""
+    found = float8_times(session, decode_shapes.FLOAT8_CHUNKS, {"fa3": PEERS["fa3"]})
+    return [row_of(cell, times, left_out, causal_keys(cell)) for cell, times, left_out in found]
 
 
 def walk_of(cell, call):
