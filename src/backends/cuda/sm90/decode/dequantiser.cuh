@@ -30,8 +30,9 @@ class Dequantiser {
 
  private:
   using Swizzle = ptx::Swizzle128;
-  static constexpr int kParts = Traits::kCopyParts, kRows = 8;  ///< rows of 64 columns that a warp converts at once
-  static constexpr int kBlockSteps = Traits::kCopiedKeys / kRows, kSteps = kBlockSteps * Traits::kQkBlocks;
+  static constexpr int kParts = Traits::kCopyParts;
+  /// Steps through a part's block of 64 columns, of 8 rows each.
+  static constexpr int kSteps = Traits::kCopiedKeys / 8;
 
   __device__ __forceinline__ void convert_next() {
     const ptx::RingPosition<Traits::kSlots> tile{parts_.count / kParts};
@@ -54,12 +55,18 @@ class Dequantiser {
     unsigned char* const own_row = to + row * Swizzle::kRow;
     unsigned char* const first = own_row + Swizzle::chunk(row, chunk);
     unsigned char* const second = own_row + Swizzle::chunk(row, chunk + 1);
-#pragma unroll 4
-    for (int n = 0; n < kSteps; ++n) {
-      const uint4 bytes = reinterpret_cast<const uint4*>(from)[32 * n + lane];
-      const uint32_t step = n / kBlockSteps * Swizzle::block(Traits::kSlotKeys) + n % kBlockSteps * Swizzle::kPattern;
-      store(first + step, bytes.x, bytes.y);
-      store(second + step, bytes.z, bytes.w);
+#pragma unroll
+    for (int block = 0; block < Traits::kQkBlocks; ++block) {
+      const auto* const chunks = reinterpret_cast<const uint4*>(from) + 32 * kSteps * block + lane;
+      uint4 bytes[kSteps];  // are under way at once
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) bytes[step] = chunks[32 * step];
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        const uint32_t place = block * Swizzle::block(Traits::kSlotKeys) + step * Swizzle::kPattern;
+        store(first + place, bytes[step].x, bytes[step].y);
+        store(second + place, bytes[step].z, bytes[step].w);
+      }
     }
   }
   __device__ __forceinline__ static void store(unsigned char* chunk, uint32_t low, uint32_t high) {

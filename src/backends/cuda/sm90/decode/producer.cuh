@@ -290,7 +290,7 @@ class DecodeProducer {
   /// The first key, counted from the part's, of the lane's box of a part; one that the part does not have: no box.
   __device__ __forceinline__ int32_t first_box_key(int part) const {
     const auto lane = static_cast<int32_t>(ptx::lane());
-    if constexpr (kFloat8) return lane % p_.box_keys == 0 ? lane : -1;
+    if constexpr (kFloat8) return (lane & (p_.box_keys - 1)) == 0 ? lane : -1;  // a power of two
     return lane * p_.box_keys - part * Traits::kCopiedKeys;
   }
   struct Place {
