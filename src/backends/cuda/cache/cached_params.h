@@ -65,6 +65,15 @@ struct CachedParams {
   __device__ __forceinline__ bool needs_positions() const {
     return alibi.is_set() && (call.q_pos.defined() || call.tail_depth.defined());
   }
+  /// True if a head's keys may have other factors than each other, or its values. That of a table's only page may be of
+  /// nothing, as may entries that name no page.
+  __device__ __forceinline__ bool has_factors_by_key() const {
+    return k_scale.differs_by_key() || v_scale.differs_by_key() || (call.has_tables() && pages < 2);
+  }
+  /// Otherwise the factor of a head's keys, and of its values. A sequence without keys has none.
+  __device__ __forceinline__ float2 factors_of(int32_t keys, int32_t kv_head) const {
+    return keys > 0 ? float2{k_scale.at(0, 0, kv_head), v_scale.at(0, 0, kv_head)} : float2{1, 0};
+  }
   /// The view of a tile's request.
   __device__ __forceinline__ SequenceView sequence_of(const RowTile& tile) const {
     return SequenceView(call, tile.request,

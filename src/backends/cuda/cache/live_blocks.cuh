@@ -51,7 +51,7 @@ class LiveBlocks {
     return {block < stop_ ? block : end_, true};
   }
 
-  /// Of the next blocks those of which all rows see all keys, as far as that is known without class bits.
+  /// How many of the next blocks are seen whole by all rows, as far as that is known without class bits.
   __device__ __forceinline__ int32_t unmasked_ahead(const CachedParams& p) const {
     return p.plan.has_classes || next_ < unmasked_begin_ ? 0 : max(unmasked_end_ - next_, 0);
   }

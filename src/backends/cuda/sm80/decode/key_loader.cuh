@@ -15,7 +15,11 @@ class KeyLoader {
   using Shared = DecodeShared<Traits>;
   using Stored = typename Traits::Stored;
   __device__ __forceinline__ KeyLoader(const cuda::CachedParams& p, Shared& shared, int warp)
-      : p_(p), shared_(shared), warp_(warp), rows_(find_rows()), scales_by_key_(has_scales_by_key()) {}
+      : p_(p),
+        shared_(shared),
+        warp_(warp),
+        rows_(find_rows()),
+        scales_by_key_(Traits::kFloat8 && p.has_factors_by_key()) {}
 
   /// Fills all slots but one.
   __device__ __forceinline__ void start() {
@@ -53,17 +57,14 @@ class KeyLoader {
     ++loaded_;
   }
 
-  /// Puts a unit's factors where all warps find them after their next meeting, for all steps, if its keys have one. A
-  /// sequence without keys has none: its page's may be of nothing.
+  /// Puts a unit's factors where all warps find them after their next meeting, for all steps, if its keys have one.
   __device__ __forceinline__ void put_unit_scales(const cuda::UnitPart& work) {
     if (scales_by_key_) return;
-    const bool has_keys = work.tile.keys > 0;
-    const float k = has_keys ? p_.k_scale.at(0, 0, work.kv_head) : 1.f,
-                v = has_keys ? p_.v_scale.at(0, 0, work.kv_head) : 0.f;
+    const float2 factors = p_.factors_of(work.tile.keys, work.kv_head);
     for (auto i = static_cast<int>(threadIdx.x); i < Traits::kSteps * Traits::kKeys; i += Traits::kThreads) {
       auto& scales = shared_.scales[i / Traits::kKeys];
-      scales.k[i % Traits::kKeys] = k;
-      scales.v[i % Traits::kKeys] = v;
+      scales.k[i % Traits::kKeys] = factors.x;
+      scales.v[i % Traits::kKeys] = factors.y;
     }
   }
   /// Puts the factors of the keys that were last begun where all warps find them after their next meeting.
@@ -118,12 +119,6 @@ class KeyLoader {
     ptx::load_if(is_there() && scale.data,
                  scale.data + offset_of(scale.page_stride, scale.row_stride, scale.head_stride, kv_head), to);
   }
-  /// True unless a head's keys have one factor, and its values one. That of a table's only page may be of nothing, as
-  /// may entries that name no page.
-  __device__ __forceinline__ bool has_scales_by_key() const {
-    return Traits::kFloat8 && (p_.k_scale.differs_by_key() || p_.v_scale.differs_by_key() ||
-                               (p_.call.has_tables() && p_.pages < 2));
-  }
   /// The offset of the lane's key in elements. Those of a page fit 32 bits (see page_refusal).
   __device__ __forceinline__ uint64_t offset_of(int64_t page_stride, int64_t row_stride, int64_t head_stride,
                                                 int32_t head) const {
@@ -148,7 +143,7 @@ class KeyLoader {
       copy_rows<Tile, true>(tile, address, columns);
     }
   }
-  /// What is known of where rows lie.
+  /// The places of rows, as far as they are known.
   enum class Rows : uint8_t {
     kUnaligned,
     kAligned,  ///< to 16 bytes
@@ -173,8 +168,8 @@ class KeyLoader {
         : chunk(ptx::reload_lane() % kChunks),
           row(ptx::reload_lane() / kChunks),
           first_place(Tile::place(Traits::kLoadedKeys * static_cast<uint32_t>(warp) + row, chunk)) {}
-    /// The lane's place for its row behind `first`. Rows that are apart by kRowsAtOnce, a power of two, are permuted by
-    /// what the two permutations have together.
+    /// The lane's place for its row behind `first`. Rows that are apart by kRowsAtOnce, a power of two, differ by
+    /// the exclusive or of two permutations.
     __device__ __forceinline__ uint32_t place(uint32_t first, int block) const {
       return (first_place ^ Tile::permutation(first) << 4) + first * Tile::kRowBytes + block * Tile::kBlockBytes;
     }

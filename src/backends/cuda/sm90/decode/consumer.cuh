@@ -131,7 +131,7 @@ class DecodeConsumer {
   /// Makes the rows of q ready for products with e4m3.
   __device__ __forceinline__ void begin_scales(const Work& work) {
     auto* const q = reinterpret_cast<unsigned char*>(shared_.q[queries().stage()]);
-    scales_.begin(q + static_cast<int>(threadIdx.x / 32) * cuda::Slab::kRows * Swizzle::kRow, work.kv_head);
+    scales_.begin(q + static_cast<int>(threadIdx.x / 32) * cuda::Slab::kRows * Swizzle::kRow, work);
     join();
   }
 

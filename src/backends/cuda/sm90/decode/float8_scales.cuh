@@ -23,7 +23,7 @@ class Float8Scales {
 
   /// Turns the warp's 16 rows of q, which lie from `rows` on, into f16 in place, two lanes a row, and begins a unit.
   /// All warps of the warpgroup then have to meet before a product reads them.
-  __device__ __forceinline__ void begin(unsigned char* rows, int32_t kv_head) {
+  __device__ __forceinline__ void begin(unsigned char* rows, const Work& work) {
     const uint32_t lane = ptx::opaque(ptx::lane()), row = lane / 2, first_chunk = lane % 2 * kLaneChunks;
     const auto chunk_at = [&](int block, uint32_t chunk) {
       return reinterpret_cast<uint4*>(rows + block * Swizzle::block(Traits::kRows) + row * Swizzle::kRow +
@@ -44,10 +44,10 @@ class Float8Scales {
       const auto pair = [&](int i) { return ptx::pack<Product>(x[2 * i] * unit.factor, x[2 * i + 1] * unit.factor); };
       *at = make_uint4(pair(0), pair(1), pair(2), pair(3));
     });
-    const float of_keys = p_.has_factors_by_key() ? 1.f : p_.k_scale.at(0, 0, kv_head);
-    if (lane % 2 == 0) shared_.float8.q_unit[slab() + row] = unit.inverse * of_keys;
+    const float2 of_all = p_.has_factors_by_key() ? float2{1, 1} : p_.factors_of(work.tile.keys, work.kv_head);
+    if (lane % 2 == 0) shared_.float8.q_unit[slab() + row] = unit.inverse * of_all.x;
     ptx::fence_async_proxy();
-    of_values_ = p_.has_factors_by_key() ? 1.f : p_.v_scale.at(0, 0, kv_head);
+    of_values_ = of_all.y;
     unit_[0] = unit_[1] = {};
   }
 
