@@ -121,7 +121,7 @@ def test_explain_names_loads_and_the_chosen_way():
     text = placement.explain()
     assert (
         "<- chosen" in text
-        and all(way in text for way in ("gather", "overlap", "all_to_all"))
+        and all(way in text for way in ("gather", "arrive", "overlap", "all_to_all"))
         and f"{placement.loads()[3]}" in text
     )
     assert "not possible" in place(masks.causal(4096, 4096), 3, heads=(64, 8), head_dim=128).explain()
@@ -136,6 +136,14 @@ def test_the_model_prefers_what_moves_less():
     causal = place(masks.causal(131072, 131072), 8, heads=(64, 8), head_dim=128)
     assert causal.costs()["gather"].total < causal.costs()["overlap"].total
     assert causal.way(machine=Machine(link=10e9)) == "overlap"
+    # Keys that arrive hide behind tiles, and are not chosen: they have to be asked for, inside of a node.
+    hidden = causal.costs()["gather"].forward - causal.costs()["arrive"].forward
+    assert hidden == pytest.approx(causal.costs()["gather"].exchange_forward)
+    assert causal.costs()["arrive"].backward == causal.costs()["gather"].backward
+    documents = place(masks.causal_document(seqlens=[30000, 2768]), 2, heads=(64, 8), head_dim=128)
+    fastest = min(documents.costs().items(), key=lambda item: item[1].total)
+    assert (fastest[0], documents.way()) == ("arrive", "gather")
+    assert "arrive" not in causal.costs(machine=Machine(gpus_per_node=4))
     slow = Machine(link=1e9)
     full = place(Mask(16384, 16384), 8, heads=(8, 8), head_dim=128).costs(machine=slow)
     assert full["all_to_all"].total < full["gather"].total

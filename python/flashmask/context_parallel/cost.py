@@ -3,7 +3,8 @@
 
 gather: each rank computes its own rows, in one call when the keys and values that they see have arrived. The time is
 that of the busiest rank: its bytes, and then its tiles.
-arrive: gather, whose forward begins before the keys are there; not modelled, and not chosen.
+arrive: gather, whose forward begins before the keys are there: the tiles or the bytes, whichever takes longer. Among
+GPUs of one node. It is not chosen until it has been measured.
 overlap: the same, but keys and values travel while tiles of its own keys run, and each part has partial results, which
 are merged: the tiles, or the bytes and the last piece's tiles, whichever takes longer, and the merge. It pays where
 links are slow: a partial result of a row, in fp32 for every query head, is more bytes than a key and its value.
@@ -17,6 +18,8 @@ over the network.
 from dataclasses import dataclass
 
 PIECES = 4  # pieces that keys travel in, so that tiles of one run while the next is on its way
+
+_ASKED_FOR = ("arrive",)  # ways that are not chosen
 
 _BYTES = 2  # bytes of an element of q, k and v
 _PARTIAL = 4  # bytes of an element of dk and dv, which are added in fp32
@@ -68,7 +71,7 @@ class Cost:
 
 
 def costs(*, tiles, tile_elements, received, rows, mask_heads, heads, head_dim, machine):
-    """{"gather": Cost, "overlap": Cost} and, where heads divide by the ranks, "all_to_all".
+    """{"gather": Cost, "overlap": Cost}, inside of a node "arrive" and, where heads divide by the ranks, "all_to_all".
 
     tiles, received: of each rank, as Placement says them. tile_elements: rows x keys of a tile. rows: the most rows of
     a rank, over its batch entries. A mask head stands for heads_q / mask_heads heads.
@@ -77,7 +80,9 @@ def costs(*, tiles, tile_elements, received, rows, mask_heads, heads, head_dim, 
     flops_of_tile = 4 * tile_elements * head_dim * heads_q / mask_heads
     flops = max(tiles) * flops_of_tile
     by_keys = _by_keys(flops, max(received), rows, heads, head_dim, ranks, machine)
-    result = dict(zip(("gather", "overlap"), by_keys))
+    result = dict(zip(("gather", "arrive", "overlap"), by_keys))
+    if ranks > machine.gpus_per_node:
+        del result["arrive"]
     if divide(heads_q, heads_kv, ranks):
         result["all_to_all"] = _all_to_all(sum(tiles) / ranks * flops_of_tile, rows, heads, head_dim, ranks, machine)
     return result
@@ -98,8 +103,8 @@ def single(*, tiles, tile_elements, mask_heads, heads, head_dim, machine):
 
 
 def chosen(costs):
-    """The name of the faster, forward and backward together."""
-    return min(costs, key=lambda name: costs[name].total)
+    """The name of the fastest that needs not be asked for, forward and backward together."""
+    return min((name for name in costs if name not in _ASKED_FOR), key=lambda name: costs[name].total)
 
 
 def keeps_keys(received, rows):
@@ -115,7 +120,7 @@ def divide(heads_q, heads_kv, ranks):
 
 
 def _by_keys(flops, keys, rows, heads, head_dim, ranks, machine):
-    """The Costs of gather and overlap."""
+    """The Costs of gather, arrive and overlap."""
     forward, backward = _compute(flops, machine)
     heads_q, heads_kv = heads
     elements = keys * heads_kv * 2 * head_dim
@@ -141,11 +146,14 @@ def _by_keys(flops, keys, rows, heads, head_dim, ranks, machine):
     kv, dkv = exchanges(1)
     again = 0.0 if keeps_keys([keys], rows) else kv
     copied_again = _PARTIAL * copied + (_BYTES * copied if again else 0.0)
-    gather = cost(forward + kv + _BYTES * copied, backward + again + dkv + copied_again, kv, again + dkv)
-    kv, dkv = exchanges(machine.pieces)
+    of_backward = backward + again + dkv + copied_again
+    gather = cost(forward + kv + _BYTES * copied, of_backward, kv, again + dkv)
+    in_pieces, of_gradients = exchanges(machine.pieces)
+    arrive = cost(max(forward, in_pieces) + _BYTES * copied, of_backward, in_pieces, again + dkv)
     # k and v arrive again, and partial dk and dv leave for their owners in the other direction.
-    of_backward = overlapped(backward, max(kv, dkv), _MERGED_DQ)
-    return gather, cost(overlapped(forward, kv, _MERGED_OUT), of_backward, kv, kv + dkv)
+    merged = overlapped(backward, max(in_pieces, of_gradients), _MERGED_DQ)
+    overlap = cost(overlapped(forward, in_pieces, _MERGED_OUT), merged, in_pieces, in_pieces + of_gradients)
+    return gather, arrive, overlap
 
 
 def _all_to_all(flops, rows, heads, head_dim, ranks, machine):
@@ -187,7 +195,8 @@ def described(costs, machine, ranks):
             f"{_ms(c.backward)} = {_ms(c.compute_backward)}, {_ms(c.exchange_backward)}"
             + ("  <- chosen" if way == name else "")
         )
-    lines.append("  arrive is not modelled: gather, with keys that come under the forward; way='arrive' asks for it")
+    if "arrive" in costs:
+        lines.append("  arrive is computed where it is asked for, by way='arrive'")
     if "all_to_all" not in costs:
         lines.append(f"  all_to_all is not possible: {ranks} ranks do not divide the heads")
     return "\n".join(lines)
