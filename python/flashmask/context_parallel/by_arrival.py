@@ -15,6 +15,8 @@ from . import exchange
 from .by_keys import Gather, of_one_shape, save, unstacked, with_own_keys
 from .routes import Entries
 
+_ALIGNMENT = 16  # bytes, of each stack in a slot, so that it moves in as large units as the tensors
+
 
 class Arrive(torch.autograd.Function):
     @staticmethod
@@ -45,24 +47,27 @@ def slot_bytes(k, v, local):
     """Bytes that any rank sends, at most, of tensors like these."""
     batch = k.shape[0] if local.travels_together else 1
     of_key = sum(math.prod(x.shape[2:]) * x.itemsize for x in (k, v))
-    return max(map(sum, local.travelling())) * batch * of_key
+    return max(map(sum, local.travelling())) * batch * of_key + _ALIGNMENT
 
 
 def _row_bytes(stack):
     return math.prod(stack.shape[3:]) * stack.itemsize
 
 
+def _aligned(size):
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
 def _fill_slot(laid, shared):
     """Fills the rank's slot with the rows that leave, and the places that nothing fills with zeros."""
     at = 0
     for stack, moved, route in laid:
-        rows = stack.flatten(0, 2)
+        rows, size = moved.flatten(0, 2), len(route.sent) * _row_bytes(stack)
         if route.padding is not None:
-            moved.flatten(0, 2).index_fill_(0, route.padding, 0)
-        size = len(route.sent) * _row_bytes(stack)
+            rows.index_fill_(0, route.padding, 0)
         to = shared.slot_part(at, size).view(rows.dtype).view(len(route.sent), *rows.shape[1:])
         torch.index_select(rows, 0, route.sent, out=to)
-        at += size
+        at = _aligned(at + size)
 
 
 def _copies(stacks, local, shared):
@@ -75,7 +80,7 @@ def _copies(stacks, local, shared):
         of_key = row * len(entries.of(None if local.travels_together else 0))
         # A slot has what goes to rank 0, then to rank 1 and so on, of one stack after the other.
         at = {peer: begin + of_key * sum(travelling[peer][: local.rank]) for peer, begin in begins.items()}
-        begins = {peer: begin + of_key * sum(travelling[peer]) for peer, begin in begins.items()}
+        begins = {peer: _aligned(begin + of_key * sum(travelling[peer])) for peer, begin in begins.items()}
         for copies, piece in zip(pieces, local.pieces):
             for (peer, entry, keys), (place, _) in zip(piece.receives, piece.gathered_places):
                 for n in entries.of(entry):
