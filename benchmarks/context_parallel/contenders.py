@@ -69,11 +69,11 @@ class Exchange:
         self.gradients = [torch.stack(gradients)] if k.shape == v.shape else [x.unsqueeze(0) for x in gradients]
 
     def forward(self):
-        self.keys = by_keys._all_keys(self.k, self.v, self.local, None)
+        self.keys = by_keys.all_keys(self.k, self.v, self.local, None)
 
     def backward(self):
         if not self.local.keeps_keys:
-            self.keys = by_keys._all_keys(self.k, self.v, self.local, None)
+            self.keys = by_keys.all_keys(self.k, self.v, self.local, None)
         by_keys._own_gradients(self.gradients, self.k.dtype, self.local, None)
 
 

@@ -364,6 +364,51 @@ std::tuple<Tensor, Tensor> partial_backward(const Tensor& dout, const OptionalTe
   return {dq, dkv};
 }
 
+std::tuple<Tensor, Tensor, Tensor> early_backward(
+    const Tensor& dout, const OptionalTensor& dlse, const Tensor& q, const Tensor& k, const Tensor& v,
+    const Tensor& out, const Tensor& lse, const OptionalTensor& bounds, const OptionalTensor& block_mask,
+    const OptionalTensor& plan_buffer, const Tensor& early_dk, const Tensor& early_dv, int64_t event,
+    int64_t other_stream, std::optional<double> softmax_scale, bool causal, std::optional<int64_t> q_offset,
+    int64_t window_left, int64_t window_right, bool deterministic, const std::string& backend, int64_t max_ctas,
+    const OptionalTensor& q_pos, const OptionalTensor& k_pos, const OptionalTensor& column_ptr,
+    const OptionalTensor& intervals, const OptionalTensor& dropout_state FLASHMASK_FEATURE_PARAMETERS) {
+  const MaskArguments mask{bounds,       block_mask, causal, q_offset,   window_left,
+                           window_right, q_pos,      k_pos,  column_ptr, intervals};
+  BackwardCall made(dout, dlse, q, k, v, out, lse, mask, plan_buffer);
+  const Place& place = made.place;
+  const Call& call = made.call;
+  const int64_t keys = size_of(k, 1, "key") - size_of(early_dk, 1, "dk"), rows = k.size(0) * std::max<int64_t>(keys, 0);
+  const int64_t dk_elements = rows * k.size(2) * k.size(3), dv_elements = rows * v.size(2) * size_of(v, 3, "value");
+  const Tensor dq = empty_like("dq", q, torch_dtype(out), place),
+               dkv = empty<1>("dk and dv", {dk_elements + dv_elements}, partial_dtype(q), place);
+  const auto gradient = [&](int64_t first, const Tensor& of) {
+    fm_tensor shaped = call(of, "early dk and dv");  // its heads and head_dim
+    shaped.shape[1] = keys;
+    int64_t stride = 1;
+    for (int32_t d = 3; d >= 0; --d) {
+      shaped.stride[d] = stride;
+      stride *= shaped.shape[d];
+    }
+    shaped.data = static_cast<char*>(dkv.data_ptr()) + first * 4;
+    return shaped;
+  };
+  const fm_early_keys early{sizeof(early),
+                            0,
+                            call(early_dk, "early dk"),
+                            call(early_dv, "early dv"),
+                            reinterpret_cast<void*>(event),
+                            reinterpret_cast<void*>(other_stream)};
+  made.args.dq = call(dq, "dq");
+  made.args.dk = gradient(0, early_dk);
+  made.args.dv = gradient(dk_elements, early_dv);
+  made.args.early = &early;
+  const Tensor dsink = sink ? empty_like("dsink", *sink, torch_dtype(*sink), place)
+                            : empty<1>("dsink", {0}, aoti_torch_dtype_float32(), place);
+  if (sink) made.args.dsink = call(dsink, "dsink");
+  made.run({softmax_scale, deterministic, backend, max_ctas, dropout_state FLASHMASK_FEATURE_ARGUMENTS});
+  return {dq, dkv, dsink};
+}
+
 /// The parameters of a mask family as the C interface takes them.
 class FamilyParameters {
  public:
@@ -442,6 +487,7 @@ STABLE_TORCH_LIBRARY(flashmask, m) {
   m.def(schemas::kArrivingForward);
   m.def(schemas::kBackward);
   m.def(schemas::kPartialBackward);
+  m.def(schemas::kEarlyBackward);
   m.def(schemas::kBuildMask);
 }
 
@@ -456,6 +502,7 @@ STABLE_TORCH_LIBRARY_IMPL(flashmask, CPU, m) {
   m.impl("arriving_forward", TORCH_BOX(&arriving_forward));
   m.impl("backward", TORCH_BOX(&backward));
   m.impl("partial_backward", TORCH_BOX(&partial_backward));
+  m.impl("early_backward", TORCH_BOX(&early_backward));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flashmask, CUDA, m) {
@@ -463,4 +510,5 @@ STABLE_TORCH_LIBRARY_IMPL(flashmask, CUDA, m) {
   m.impl("arriving_forward", TORCH_BOX(&arriving_forward));
   m.impl("backward", TORCH_BOX(&backward));
   m.impl("partial_backward", TORCH_BOX(&partial_backward));
+  m.impl("early_backward", TORCH_BOX(&early_backward));
 }

@@ -150,6 +150,17 @@ struct ForwardArgs : AttentionInputs {
   Arrivals arrivals{};
 };
 
+/// Keys whose gradients a backward has before the others', so that they can leave under its rest: the last of the
+/// call's. sm90's kernels take it, with partial_out; other backends refuse it.
+struct EarlyKeys {
+  /// Their gradients, [batch, early keys, heads_kv, head_dim or head_dim_v]; BackwardArgs::dk and dv are of the keys
+  /// before them alone, whose number has to be a multiple of 128.
+  TensorView dk{}, dv{};
+  void* event = nullptr;         ///< cudaEvent_t, which is recorded when they are there
+  void* other_stream = nullptr;  ///< cudaStream_t that computes the others beside them; the call's stream waits for it
+  bool defined() const { return dk.defined() || dv.defined(); }
+};
+
 /// Gradients of a forward call with the same inputs: `out` and `lse` are what it returned; dout has out's
 /// shape, q's dtype and any strides (expanded ones too); dlse, optional, has lse's shape and dtype; dq, dk,
 /// dv have the shapes and dtype of q, k, v; dsink, optional, has the shape and dtype of Features::sink, without which
@@ -159,6 +170,7 @@ struct BackwardArgs : AttentionInputs {
   TensorView dlse{};
   TensorView dq, dk, dv;
   TensorView dsink{};
+  EarlyKeys early{};
 };
 
 /// Bytes of workspace the call needs: from shapes and options alone, tensor data is not read and may be null.

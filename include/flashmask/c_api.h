@@ -175,6 +175,15 @@ typedef struct fm_forward_args {
   const fm_arrivals* arrivals; /* NULL: all keys are there */
 } fm_forward_args;
 
+/* Keys whose gradients a backward has before the others': EarlyKeys in attention.h. */
+typedef struct fm_early_keys {
+  uint32_t struct_size;
+  uint32_t reserved;
+  fm_tensor dk, dv;
+  void* event;        /* cudaEvent_t */
+  void* other_stream; /* cudaStream_t */
+} fm_early_keys;
+
 typedef struct fm_backward_args {
   uint32_t struct_size;
   uint32_t reserved;
@@ -183,7 +192,8 @@ typedef struct fm_backward_args {
   const void* plan;
   size_t plan_bytes;
   fm_tensor dense_mask;
-  fm_tensor dsink; /* of options->sink's shape and dtype; absent: not wanted, as it has to be without that */
+  fm_tensor dsink;            /* of options->sink's shape and dtype; absent: not wanted, as it has to be without that */
+  const fm_early_keys* early; /* NULL: dk and dv are of all keys */
 } fm_backward_args;
 
 /* FM_ABI_VERSION the library was built with. */

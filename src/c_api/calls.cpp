@@ -27,6 +27,15 @@ Arrivals read_arrivals(const fm_arrivals* from, Device device) {
           .timeout = timeout_of(c.timeout, "args->arrivals->timeout")};
 }
 
+EarlyKeys read_early_keys(const fm_early_keys* from, Device device) {
+  const auto c = read_struct(from, "args->early");
+  if (c.reserved) throw_unsupported("args->early->reserved is ", c.reserved, "; it must be zero");
+  return {.dk = tensor(c.dk, "early dk", device),
+          .dv = tensor(c.dv, "early dv", device),
+          .event = c.event,
+          .other_stream = c.other_stream};
+}
+
 template <typename CArgs>
 std::size_t workspace_of(const CArgs* from, const fm_options* options) {
   const CallOptions call(options);
@@ -62,6 +71,7 @@ BackwardArgs read_args(const fm_backward_args& c, const MaskView* mask, Device d
   args.dk = tensor(c.dk, "dk", device);
   args.dv = tensor(c.dv, "dv", device);
   args.dsink = tensor(c.dsink, "dsink", device);
+  if (c.early) args.early = read_early_keys(c.early, device);
   return args;
 }
 

@@ -31,7 +31,8 @@ class Backend {
   virtual PreparedCached prepare_cached(const CachedProblem& problem) const = 0;
   /// True if its forward adds up keys in splits where a call asks for it (Features::split_size).
   virtual bool takes_split_size() const { return false; }
-  /// True if its forward waits for keys that arrive while it runs (ForwardArgs::arrivals).
+  /// True if its forward waits for keys that arrive while it runs (ForwardArgs::arrivals), and its backward has some
+  /// keys' gradients early.
   virtual bool takes_arrivals() const { return false; }
   /// Chosen by "auto" when it takes the call; otherwise only by name.
   virtual bool automatic() const { return true; }

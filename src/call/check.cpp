@@ -169,6 +169,25 @@ void check_arrivals(const Problem& p, bool with_data) {
                   " seconds");
 }
 
+void check_early_keys(const Problem& p, bool with_data) {
+  const EarlyKeys& early = p.early;
+  if (!p.features.partial_out) throw_invalid("early keys are given without partial_out, which they need");
+  if (early.dk.rank != 4)
+    throw_invalid("early dk is ", describe(early.dk),
+                  "; it must have 4 dimensions, [batch, early keys, heads_kv, head_dim]");
+  const int64_t keys = early.dk.shape[1], first = p.seqlen_k - keys;
+  if (keys < 0 || first < 0 || first % 128 != 0)
+    throw_invalid("early dk is of ", keys, " keys of ", p.seqlen_k, "; those before them must be a multiple of 128");
+  check_tensor(
+      "early dk", early.dk,
+      {{p.batch, keys, p.heads_kv, p.head_dim}, "batch, early keys, heads_kv, head_dim", result_dtype(p), true, true},
+      p.device, with_data);
+  check_tensor("early dv", early.dv,
+               {{p.batch, keys, p.heads_kv, p.head_dim_v}, "early dk's keys, head_dim_v", result_dtype(p), true, true},
+               p.device, with_data);
+  if (with_data && !early.event) throw_invalid("early keys' event is null");
+}
+
 Problem begin(const AttentionInputs& args, const MaskView* mask, const Options& options, bool with_data) {
   check_options(options);
   if (args.dense_mask.defined() && mask) throw_invalid("mask and dense_mask are both given; dense_mask replaces mask");
@@ -239,9 +258,12 @@ Problem check(const BackwardArgs& args, const MaskView* mask, const Options& opt
                  p.device, with_data);
   check_tensor("dq", p.dq, {{p.batch, p.seqlen_q, p.heads_q, p.head_dim}, "q's shape", row_dtype(p), true, true},
                p.device, with_data);
-  check_tensor("dk", p.dk, {{p.batch, p.seqlen_k, p.heads_kv, p.head_dim}, "k's shape", result_dtype(p), true, true},
+  p.early = args.early;
+  if (p.early.defined()) check_early_keys(p, with_data);
+  const int64_t keys = p.first_early_key();
+  check_tensor("dk", p.dk, {{p.batch, keys, p.heads_kv, p.head_dim}, "k's shape", result_dtype(p), true, true},
                p.device, with_data);
-  check_tensor("dv", p.dv, {{p.batch, p.seqlen_k, p.heads_kv, p.head_dim_v}, "v's shape", result_dtype(p), true, true},
+  check_tensor("dv", p.dv, {{p.batch, keys, p.heads_kv, p.head_dim_v}, "v's shape", result_dtype(p), true, true},
                p.device, with_data);
   check_dsink(p, with_data);
   return p;

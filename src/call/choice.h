@@ -46,6 +46,8 @@ inline Prepared prepare(const Backend& backend, const Problem& problem) {
     return Refusal{message("split_size is ", problem.features.split_size, "; backends 'cpu' and 'cuda' take it")};
   if (problem.arrivals.defined() && !backend.takes_arrivals())
     return Refusal{"keys arrive while the call runs (arrivals); backend 'cuda' alone takes them"};
+  if (problem.early.defined() && !backend.takes_arrivals())
+    return Refusal{"gradients of some keys come early (early); backend 'cuda' alone has them"};
   Prepared answer = backend.prepare(problem);
   const auto* launch = std::get_if<Launch>(&answer);
   if (!launch || !makes_plan(problem, *launch)) return answer;

@@ -32,6 +32,7 @@ struct Problem : CommonOptions {
   PlanView plan;     ///< undefined where the call has to make it, or needs none
 
   Arrivals arrivals;  ///< a forward's; undefined where all keys are there
+  EarlyKeys early;    ///< a backward's; undefined where dk and dv are of all keys
 
   /// Index of the mask (of its plan) that batch entry b and query head h read.
   int64_t mask_index(int64_t b, int64_t h) const {
@@ -41,6 +42,8 @@ struct Problem : CommonOptions {
   /// plan in host memory.
   VisibleExtent visible_extent(int64_t b) const { return plan.extent(broadcast_index(b, batch, mask.batch())); }
   int64_t kv_head(int64_t h) const { return broadcast_index(h, heads_q, heads_kv); }
+  /// The first key whose gradients come early; seqlen_k if none do.
+  int64_t first_early_key() const { return early.defined() ? seqlen_k - early.dk.shape[1] : seqlen_k; }
   int64_t group_size() const { return heads_q / heads_kv; }
   /// True if no output has an element.
   bool is_empty() const {

@@ -268,6 +268,36 @@ TEST_F(CallErrors, Arrivals) {
   }
 }
 
+TEST_F(CallErrors, EarlyKeys) {
+  // The call has 5 keys: all of them are early, or none.
+  std::vector<float> gradients(2 * 5 * 2 * 8);
+  const auto view = [&](std::initializer_list<int64_t> shape) { return Call<float>::view(gradients, shape); };
+  const EarlyKeys right{.dk = view({2, 5, 2, 8}), .dv = view({2, 5, 2, 3}), .event = gradients.data()};
+  const auto give = [&](const EarlyKeys& early) {
+    return [&call = call, early](auto& a) {
+      a.early = early;
+      a.dk = Call<float>::view(call.dk, {2, 0, 2, 8});
+      a.dv = Call<float>::view(call.dv, {2, 0, 2, 3});
+    };
+  };
+  expect_backward({"early keys are given without partial_out"}, give(right));
+  call.options.features.partial_out = true;
+  const auto expect_wrong = [&](std::initializer_list<std::string> parts, auto&& change) {
+    EarlyKeys early = right;
+    change(early);
+    expect_backward(parts, give(early));
+  };
+  expect_wrong({"early dk is of 4 keys of 5", "a multiple of 128"}, [&](auto& e) { e.dk = view({2, 4, 2, 8}); });
+  expect_wrong({"early dk", "[2, 5, 2, 7]"}, [&](auto& e) { e.dk = view({2, 5, 2, 7}); });
+  expect_wrong({"early dv", "absent"}, [](auto& e) { e.dv = {}; });
+  expect_wrong({"early dk", "4 dimensions"}, [](auto& e) { e.dk.rank = 3; });
+  expect_backward({"dk", "[2, 5, 2, 8]", "[2, 0, 2, 8]"}, [&](auto& a) { a.early = right; });
+  for (const std::string backend : {"cpu", "reference"}) {
+    call.options.backend = backend;
+    expect_backward({backend, "come early", "backend 'cuda' alone has them"}, give(right), ErrorCode::kUnsupported);
+  }
+}
+
 TEST_F(CallErrors, SplitSize) {
   for (const int64_t wrong : {int64_t{-128}, int64_t{64}, int64_t{100}, int64_t{1} << 31}) {
     call.options.features = {.split_size = wrong};

@@ -82,9 +82,12 @@ class HostPeers:
     def begin(self):
         pause()
 
-    def copy(self, transfers):
+    def early(self):
+        return 0, 0
+
+    def copy(self, transfers, after_early=False):
         for t in transfers:  # what is read too early is NaN
-            if t.kind == capi.COPY:
+            if t.kind == capi.COPY and t.size > 4:  # no flag
                 C.memset(t.to, 0xFF, t.size)
         self._work = self._stream.submit(self._transfer, transfers)
 
@@ -150,3 +153,21 @@ def _as_read(k, v, needed, state, timeout):
             keys = slice(block * 128, (block + 1) * 128)
             read_k[entry, keys], read_v[entry, keys] = k[entry, keys], v[entry, keys]
     return read_k, read_v
+
+
+def early_backward(dout, dlse, q, k, v, out, lse, mask, early, *options, **features):
+    """The backward, whose early keys' gradients are there as soon as the others'."""
+    dk, dv, _, _ = early
+    call = dout, dlse, q, k, v, out, lse, mask, *options
+    dq, *gradients, dsink = ops.backward_with_features(*call, partial_out=True, **features)
+    return dq, _apart(gradients, dk, dv), dsink
+
+
+@_disable_current_modes()
+def _apart(gradients, dk, dv):
+    """Puts those of the early keys into dk and dv, and returns the others', one after the other."""
+    first = gradients[0].shape[1] - dk.shape[1]
+    assert first % 128 == 0
+    for to, gradient in zip((dk, dv), gradients):
+        to.copy_(gradient[:, first:])
+    return torch.cat([gradient[:, :first].flatten() for gradient in gradients])

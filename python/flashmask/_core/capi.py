@@ -50,6 +50,7 @@ __all__ = [
     "CachedArgs",
     "CachedPlan",
     "Cells",
+    "EarlyKeys",
     "ExecutedTiles",
     "ForwardArgs",
     "GpuModel",
@@ -185,12 +186,23 @@ class ForwardArgs(C.Structure):
     )
 
 
+class EarlyKeys(C.Structure):
+    _fields_ = [
+        ("struct_size", C.c_uint32),
+        ("reserved", C.c_uint32),
+        ("dk", Tensor),
+        ("dv", Tensor),
+        ("event", C.c_void_p),
+        ("other_stream", C.c_void_p),
+    ]
+
+
 class BackwardArgs(C.Structure):
     _fields_ = (
         [("struct_size", C.c_uint32), ("reserved", C.c_uint32)]
         + [(n, Tensor) for n in "q k v out lse dout dlse dq dk dv".split()]
         + _CALL
-        + [("dsink", Tensor)]
+        + [("dsink", Tensor), ("early", C.POINTER(EarlyKeys))]
     )
 
 

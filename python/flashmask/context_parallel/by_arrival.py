@@ -12,9 +12,20 @@ import torch
 
 from ..torch import ops
 from . import exchange
-from .by_keys import Gather, of_one_shape, save, unstacked, with_own_keys
+from .by_keys import (
+    Gather,
+    all_keys,
+    has_partial_keys,
+    of_one_shape,
+    save,
+    unstacked,
+    with_own_keys,
+    with_returned,
+    zero_if_unused,
+)
 from .routes import Entries
 
+_GRADIENT = torch.float32  # dtype of gradients that travel
 _ALIGNMENT = 16  # bytes, of each stack in a slot, so that it moves in as large units as the tensors
 
 
@@ -40,14 +51,49 @@ class Arrive(torch.autograd.Function):
             k, v = whole_k, whole_v
         return save(ctx, q, k, v, out, lse, sink, alibi_slopes, local, group, options)
 
-    backward = Gather.backward
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dout, dlse):
+        q, k, v, out, lse, sink, alibi_slopes = ctx.saved_tensors
+        local, group, options = ctx.call
+        features = options.features(sink, alibi_slopes)
+        if not (leaves_early(k, v, local) and has_partial_keys(q, features)):
+            return Gather.backward(ctx, dout, dlse)
+        if not local.keeps_keys:
+            k, v = all_keys(k, v, local, group)
+        shared = exchange.of(group, q.device)
+        shared.begin(local)
+        early = _early_gradients(k, local, shared)
+        routes = local.piece_routes(k.shape[0], 2, k.device)
+        returned = lse.new_empty((len(routes.sent), *k.shape[2:]))  # before kernels that its memory may have been of
+        mask = local.masks(alibi_slopes is not None, q.device).gathered
+        call = zero_if_unused(dout, out, q), dlse, q, k, v, out, lse, mask, (*early, *shared.early())
+        dq, dkv, dsink = ops.early_backward(*call, *options.of_kernel, **features)
+        shared.offer_early_and_pull(_returns(returned, k.shape[0], local, shared))
+
+        def wait():
+            shared.settle(len(local.pieces), dq, returned, options.arrival_timeout)
+            return returned
+
+        own = dkv.view(2, k.shape[0], local.rows, *k.shape[2:])
+        dk, dv = with_returned(own, own, k.dtype, routes, wait)
+        return dq.to(q.dtype), dk, dv, dsink if sink is not None else None, None, None, None, None
+
+
+def leaves_early(k, v, local):
+    """Tells if a backward has gradients of others' keys first, which then leave under its rest; alike on all ranks."""
+    return k.shape[2:] == v.shape[2:] and local.parts_are_whole_tiles
 
 
 def slot_bytes(k, v, local):
-    """Bytes that any rank sends, at most, of tensors like these."""
+    """Bytes that any rank sends at a time, at most, of tensors like these and of their gradients."""
     batch = k.shape[0] if local.travels_together else 1
     of_key = sum(math.prod(x.shape[2:]) * x.itemsize for x in (k, v))
-    return max(map(sum, local.travelling())) * batch * of_key + _ALIGNMENT
+    keys = max(map(sum, local.travelling())) * batch * of_key + _ALIGNMENT
+    if not leaves_early(k, v, local):
+        return keys
+    received = max(local.received_by(rank) for rank in range(local.world_size))
+    return max(keys, received * k.shape[0] * 2 * math.prod(k.shape[2:]) * _GRADIENT.itemsize)
 
 
 def _row_bytes(stack):
@@ -86,4 +132,25 @@ def _copies(stacks, local, shared):
                 for n in entries.of(entry):
                     copies.append((peer, stack.data_ptr() + (n * seqlen_k + place) * row, at[peer], keys * row))
                     at[peer] += keys * row
+    return pieces
+
+
+def _early_gradients(k, local, shared):
+    """dk and dv of others' keys, in the rank's slot."""
+    shape = 2, k.shape[0], k.shape[1] - local.rows, *k.shape[2:]
+    return shared.slot_part(0, math.prod(shape) * _GRADIENT.itemsize).view(_GRADIENT).view(shape).unbind()
+
+
+def _returns(returned, batch, local, shared):
+    """Copies for Exchange.pull: the gradients of each piece that the rank has sent, to their places in `returned`."""
+    pieces, row = [], math.prod(returned.shape[1:]) * returned.itemsize
+    entries, to = Entries(batch, 2), returned.data_ptr()
+    for n, piece in enumerate(local.pieces):
+        pieces.append([])
+        for peer, entry, segments in piece.sends:
+            keys, received = sum(end - begin for begin, end in segments), local.received_by(peer)
+            for index in entries.of(entry):
+                source = shared.slot_address(peer) + (index * received + local.places_at(peer)[n, entry]) * row
+                pieces[n].append((peer, to, source, keys * row))
+                to += keys * row
     return pieces

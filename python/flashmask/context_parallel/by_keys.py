@@ -32,7 +32,7 @@ class Options(NamedTuple):
 class Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, sink, alibi_slopes, local, group, options):
-        whole_k, whole_v = _all_keys(k, v, local, group)
+        whole_k, whole_v = all_keys(k, v, local, group)
         mask = local.masks(alibi_slopes is not None, q.device).gathered
         features = options.features(sink, alibi_slopes)
         out, lse = ops.attention(q, whole_k, whole_v, mask, **options.of_kernel._asdict(), **features)
@@ -45,9 +45,9 @@ class Gather(torch.autograd.Function):
     def backward(ctx, dout, dlse):
         q, k, v, out, lse, sink, alibi_slopes = ctx.saved_tensors
         local, group, options = ctx.call
-        dout = _dout(dout, out, q)
+        dout = zero_if_unused(dout, out, q)
         if not local.keeps_keys:
-            k, v = _all_keys(k, v, local, group)
+            k, v = all_keys(k, v, local, group)
         mask = local.masks(alibi_slopes is not None, q.device).gathered
         # dq is rounded once, here; dk and dv have yet to be added up.
         features = options.features(sink, alibi_slopes)
@@ -76,7 +76,7 @@ class Overlap(torch.autograd.Function):
     def backward(ctx, dout, dlse):
         q, k, v, out, lse, sink, alibi_slopes = ctx.saved_tensors
         local, group, options = ctx.call
-        dout = _dout(dout, out, q)
+        dout = zero_if_unused(dout, out, q)
         arrivals = _send_pieces(k, v, local, group)
         masks = local.masks(alibi_slopes is not None, q.device)
         features = options.features(None, alibi_slopes)
@@ -115,7 +115,7 @@ class _Returns:
 
     def own(self, dtype):
         """The rank's own gradients, with all that come back."""
-        return _with_returned(self._stack, self._stack, dtype, self._routes, self._wait)
+        return with_returned(self._stack, self._stack, dtype, self._routes, self._wait)
 
     def _wait(self):
         for arrival in self._arrivals:
@@ -133,7 +133,7 @@ def save(ctx, q, k, v, out, lse, sink, alibi_slopes, local, group, options):
     return out.to(q.dtype), lse
 
 
-def _dout(dout, out, q):
+def zero_if_unused(dout, out, q):
     """A rank whose result is not used takes part all the same: others wait for its keys."""
     return torch.zeros_like(out, dtype=q.dtype) if dout is None else dout
 
@@ -174,7 +174,7 @@ def _stacked(k, v):
     return [torch.stack((k, v))] if k.shape == v.shape else [k.unsqueeze(0), v.unsqueeze(0)]
 
 
-def _all_keys(k, v, local, group):
+def all_keys(k, v, local, group):
     """k and v of the rank's own keys and all that travel to it, in the order of local.gathered."""
     if not local.pieces:
         return k, v
@@ -243,11 +243,11 @@ def _own_gradients(gradients, dtype, local, group):
         if local.pieces:
             routes = local.gathered_routes(stack.shape[1], len(stack), stack.device)
             wait = _return_gradients(stack, routes.of_pieces[0], group).wait
-        own += _with_returned(stack, stack.narrow(2, begin, end - begin), dtype, routes, wait)
+        own += with_returned(stack, stack.narrow(2, begin, end - begin), dtype, routes, wait)
     return own
 
 
-def _with_returned(stack, own, dtype, routes, wait):
+def with_returned(stack, own, dtype, routes, wait):
     """The tensors of `own`, a part of `stack`, with the gradients that come back, in another dtype.
 
     wait: waits for those and returns them, in the order in which their keys were sent. All that does not depend on them

@@ -53,6 +53,9 @@ class CudaPeers:
         self._number = capi.cuda_device(device.index)
         self._copies = torch.cuda.Stream(device)
         self._last = None
+        self._early = torch.cuda.Event()
+        self._early.record(self._copies)  # which makes its handle
+        self._others = torch.cuda.Stream(device)
         self._pinned = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         self._report = C.c_int32.from_address(self._pinned.data_ptr())  # read without a call of torch
 
@@ -90,9 +93,16 @@ class CudaPeers:
             current.wait_stream(self._last)
         self._last = current
 
-    def copy(self, transfers):
-        """Puts transfers on the stream of copies, after what the current stream has now."""
-        self._copies.wait_stream(self._last)
+    def early(self):
+        """(event, other_stream) of a backward's early keys."""
+        return self._early.cuda_event, self._others.cuda_stream
+
+    def copy(self, transfers, after_early=False):
+        """Puts transfers on the stream of copies, after what the current stream has now, or after early keys."""
+        if after_early:
+            self._copies.wait_event(self._early)
+        else:
+            self._copies.wait_stream(self._last)
         self._enqueue(transfers)
 
     def _enqueue(self, transfers):
@@ -242,8 +252,23 @@ class Exchange:
         """Address of another rank's slot of this epoch."""
         return self._addresses[rank] + self._slot_offset()
 
+    def early(self):
+        """(event, other_stream) for a backward that fills the slot early."""
+        return self._peers.early()
+
+    def offer_early_and_pull(self, pieces):
+        """offer() and pull(), when the slot has been filled by a backward's early keys: no kernel can say so, as the
+        rest of the backward has all multiprocessors."""
+        own = self._ready(self.rank, self.rank)
+        offers = [Transfer(capi.WRITE_FLAG, own, value=self.epoch)]
+        offers += [Transfer(capi.COPY, self._ready(peer, self.rank), own, _WORD) for peer in self.others]
+        self._peers.copy(offers + self._pulls(pieces), after_early=True)
+
     def pull(self, pieces):
         """Puts the copies of all pieces, [(peer, to, source, bytes), ...] for each, on their stream."""
+        self._peers.copy(self._pulls(pieces))
+
+    def _pulls(self, pieces):
         transfers, ready = [], set()
         for n, copies in enumerate(pieces):
             for peer, to, source, size in copies:
@@ -252,7 +277,7 @@ class Exchange:
                     transfers.append(Transfer(capi.WAIT_FLAG, self._ready(self.rank, peer), value=self.epoch))
                 transfers.append(Transfer(capi.COPY, to, source, size))
             transfers.append(Transfer(capi.WRITE_FLAG, self.state.data_ptr(), value=n + 1))
-        self._peers.copy(transfers)
+        return transfers
 
     def offer(self):
         """Tells the others that the slot is filled."""

@@ -71,6 +71,7 @@ class LocalMask:
     digest: str
     _arriving: tuple[Any, ...] = field(repr=False, compare=False)  # as _lay_out takes them
     _seen: Any = field(repr=False, compare=False)  # as _travels takes it
+    _most_pieces: int = field(repr=False, compare=False)  # as local_mask was asked for
     _made: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -170,6 +171,13 @@ class LocalMask:
         )
         return ordered if self.whole.device is None else ordered.to(self.whole.device)
 
+    @property
+    def parts_are_whole_tiles(self) -> bool:
+        """Tells if on every rank the keys of by_arrival().gathered are its own, in whole blocks of 128, and then
+        others'."""
+        rows = (self.placement.rows(rank) for rank in range(self.world_size))
+        return self.whole.block_mask is None and all(n % BLOCK == 0 for n in rows)
+
     def needed_pieces(self, device: torch.device) -> torch.Tensor:
         """int32 [1 or batch, blocks of 128 keys of `gathered`]: how many pieces have to have arrived before a block is
         read."""
@@ -190,14 +198,41 @@ class LocalMask:
 
     def _travelling(self):
         ranks = range(self.world_size)
-        segments = [list(self.placement.segments(rank)) for rank in ranks]
+        return [[sum(keys for _, _, keys in self._parts(sender, receiver)) for receiver in ranks] for sender in ranks]
 
-        def keys(sender, receiver):
-            if sender == receiver:
-                return 0
-            return sum(_length(_runs(of[receiver], segments[sender], self.whole)) for of in self._seen)
+    def received_by(self, rank: int) -> int:
+        """How many keys follow a rank's own in its by_arrival().gathered."""
+        return self._once(("received by", rank), lambda: self._places_at(rank))[0]
 
-        return [[keys(sender, receiver) for receiver in ranks] for sender in ranks]
+    def places_at(self, rank: int) -> dict[tuple[int, int | None], int]:
+        """Says where keys of this rank begin among those that follow another's own: by piece and batch entry."""
+        return self._once(("received by", rank), lambda: self._places_at(rank))[1]
+
+    def _places_at(self, receiver):
+        ends, places = dict.fromkeys(_entries(self.whole), 0), {}
+        senders = (sender for sender in range(self.world_size) if sender != receiver)
+        parts = [(n, sender, e, keys) for sender in senders for n, e, keys in self._parts(sender, receiver)]
+        for n, sender, e, keys in sorted(parts, key=lambda part: part[0]):  # as _by_arrival sorts them
+            if sender == self.rank:
+                places[n, e] = ends[e]
+            ends[e] += keys
+        return max(ends.values()), places
+
+    def _parts(self, sender, receiver):
+        """[(piece, entry, keys), ...] that travel from one rank to another, in order."""
+        return self._once(("parts", sender, receiver), lambda: self._make_parts(sender, receiver))
+
+    def _make_parts(self, sender, receiver):
+        if sender == receiver:
+            return []
+        segments, found = list(self.placement.segments(sender)), []
+        for entry, of_entry in zip(_entries(self.whole), self._seen):
+            runs = _runs(of_entry[receiver], segments, self.whole)
+            for n, part in enumerate(_parts(runs, _shares(self.world_size, self._most_pieces), self.whole)):
+                if part:
+                    piece = _piece(receiver, sender, n, self.world_size, self._most_pieces)
+                    found.append((piece, entry, _length(part)))
+        return sorted(found, key=lambda part: part[0])
 
     # --- For an all-to-all over heads -------------------------------------------------------------
 
@@ -284,6 +319,7 @@ def local_mask(placement: Partition, rank: int, index: int = 0, *, pieces: int =
         digest=_digest(mask, segments, pieces),
         _arriving=tuple(arriving),
         _seen=seen,
+        _most_pieces=pieces,
     )
     return local if whole.device is None else local.to(whole.device)
 

@@ -25,9 +25,11 @@ from ._torch_internals import apply_of, are_transforms_active, below_autograd, i
 
 library.load()
 _ops = torch.ops.flashmask
-_forward_operator, _arriving_forward_operator, _backward_operator, _partial_backward_operator = (
-    below_autograd(operator.default)
-    for operator in (_ops.forward, _ops.arriving_forward, _ops.backward, _ops.partial_backward)
+_forward_operator, _arriving_forward_operator = (
+    below_autograd(operator.default) for operator in (_ops.forward, _ops.arriving_forward)
+)
+_backward_operator, _partial_backward_operator, _early_backward_operator = (
+    below_autograd(operator.default) for operator in (_ops.backward, _ops.partial_backward, _ops.early_backward)
 )
 
 # Looked up once: every call asks them all.
@@ -92,6 +94,11 @@ def call_arriving_forward(*inputs):
 def call_backward(*inputs):
     """(dq, dk, dv, dsink)."""
     return _undifferentiable(_ops.backward.default, _backward_operator, *inputs)
+
+
+def call_early_backward(*inputs):
+    """(dq, dkv, dsink) of a call that has some keys' gradients early; the schema is in schemas.h."""
+    return call(_early_backward_operator, *inputs)
 
 
 def call_partial_backward(*inputs):

@@ -139,6 +139,20 @@ def backward_with_features(
     return operators.call_backward(dout, dlse, q, k, v, out, lse, *tensors, *options)
 
 
+def early_backward(
+    dout, dlse, q, k, v, out, lse, mask, early, softmax_scale, deterministic, backend, max_ctas, **features
+):
+    """(dq, dkv, dsink) of attention() over all keys k, v, whose last have their gradients before the rest: on Hopper.
+
+    early: (dk, dv, event, other_stream): float32 [batch, early keys, heads_kv, head_dim], which are written; handles of
+    a cudaEvent_t, recorded when they are, and of a cudaStream_t that computes the others. dkv: float32, dk and dv of
+    the keys before them, a multiple of 128, as joined_partial_backward has them. dsink: empty without a sink.
+    """
+    given = {"partial_out": True, **features}
+    tensors, options = _arguments(mask, q.device, softmax_scale, deterministic, backend, max_ctas, given)
+    return operators.call_early_backward(dout, dlse, q, k, v, out, lse, *tensors, *early, *options)
+
+
 def _arguments(mask, device, softmax_scale, deterministic, backend, max_ctas, features):
     """((bounds, block_mask, plan), AttentionOptions) of a call, as the operators have them."""
     bounds, block_mask, *band = operators.mask_arguments(mask)

@@ -88,6 +88,9 @@ Prepared CudaBackend::prepare(const Problem& p) const {
   auto set = cuda::kernel_set_for(p);
   if (auto* refusal = std::get_if<Refusal>(&set)) return std::move(*refusal);
   const cuda::KernelSet& found = *std::get<const cuda::KernelSet*>(set);
+  if (p.early.defined() && !found.takes_arrivals)
+    return Refusal{message("gradients of some keys come early (early); sm90's kernels have them, and this call is for ",
+                           found.name)};
   if (p.arrivals.defined() && (!found.takes_arrivals || p.features.split_size != 0))
     return Refusal{
         message("keys arrive while the call runs (arrivals); sm90's kernels take them, without split_size, and "

@@ -149,7 +149,16 @@ AT(fm_backward_args, plan, 976);
 AT(fm_backward_args, plan_bytes, 984);
 AT(fm_backward_args, dense_mask, 992);
 AT(fm_backward_args, dsink, 1088);
-ENDS_WITH(fm_backward_args, dsink);
+AT(fm_backward_args, early, 1184);
+ENDS_WITH(fm_backward_args, early);
+
+AT(fm_early_keys, struct_size, 0);
+AT(fm_early_keys, reserved, 4);
+AT(fm_early_keys, dk, 8);
+AT(fm_early_keys, dv, 104);
+AT(fm_early_keys, event, 200);
+AT(fm_early_keys, other_stream, 208);
+ENDS_WITH(fm_early_keys, other_stream);
 
 AT(fm_statistics, struct_size, 0);
 AT(fm_statistics, reserved, 4);

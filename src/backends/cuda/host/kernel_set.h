@@ -17,7 +17,7 @@ struct KernelSet {
   bool (*runs_on)(int major, int minor);
   /// Every kernel of it in this build.
   std::vector<KernelInfo> (*kernels)();
-  bool takes_arrivals;  ///< its forward waits for keys that arrive while it runs
+  bool takes_arrivals;  ///< its forward waits for keys that arrive, its backward has some keys' gradients early
   /// The call configured, or why the kernels do not take it, on a device that they run on.
   Prepared (*prepare)(const Problem& problem);
 

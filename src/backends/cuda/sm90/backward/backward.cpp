@@ -110,6 +110,9 @@ struct TileCounts {
         all_keys(p.batch * p.heads_kv * keys) {}
 };
 
+/// Counters of work tiles: of a launch over all key tiles, or of early ones and of the others.
+constexpr int64_t kCounters = 2;
+
 /// Offsets into the workspace.
 struct Layout {
   int64_t biases = 0, sums = 0, key_parts = 0, progress = 0, next = 0, magnitudes = 0, extents = 0, bytes = 0;
@@ -121,7 +124,7 @@ struct Layout {
     sums = add(rows * tile.head_dim * 4);
     if (has_key_parts) key_parts = add(tiles.all_keys * splits * tile.keys() * (tile.head_dim + tile.head_dim_v) * 4);
     progress = add(tiles.all_rows * tile.dq_pieces() * 4);
-    next = add(4);
+    next = add(kCounters * 4);
     magnitudes = add(magnitude_blocks * static_cast<int64_t>(sizeof(cuda::KeyMagnitudes)));
     if (magnitude_blocks > 0 && !cuda::needs_plan(p))
       extents = add(p.batch * static_cast<int64_t>(sizeof(VisibleExtent)));
@@ -149,7 +152,7 @@ struct BackwardCall {
   BackwardCall(const Problem& p, const BackwardTile& tile)
       : tile_row(&tile),
         tiles(p, tile),
-        splits(cuda::count_splits(p, tiles.all_keys)),
+        splits(p.early.defined() ? 1 : cuda::count_splits(p, tiles.all_keys)),
         work_tiles(tiles.all_keys * splits),
         ctas(std::min(work_tiles, cuda::most_ctas(p))),
         magnitude_blocks(cuda::magnitude_blocks(p)),
@@ -172,6 +175,12 @@ struct BackwardCall {
   int64_t workspace_bytes() const { return layout.bytes; }
   void explain(const Problem& p, Explanation& e) const;
   void run(const Problem& p, std::byte* workspace, unsigned long long* executed) const;
+
+ private:
+  /// Launches the kernel over the key tiles.
+  void run_key_tiles(cuda::LaunchChain& chain, ScoredBackwardParams& params) const;
+  /// Launches it twice, over the early key tiles and over the others.
+  void run_early_first(const Problem& p, ScoredBackwardParams& params) const;
 };
 
 template <typename T>
@@ -192,6 +201,12 @@ cuda::VisibleExtents key_extents(const Problem& p, const BackwardCall& call, std
 }
 
 Rows rows_of(const TensorView& t) { return {t.data, t.stride[0], t.stride[1], t.stride[2]}; }
+/// Rows of float32 as if `keys` others came before them.
+Rows rows_before(const TensorView& t, int64_t keys) {
+  Rows rows = rows_of(t);
+  rows.data = static_cast<float*>(t.data) - keys * t.stride[1];
+  return rows;
+}
 /// Rows of lse or dlse, [batch, heads, rows].
 Rows vector_rows(const TensorView& t) { return {t.data, t.stride[0], t.stride[2], t.stride[1]}; }
 
@@ -286,8 +301,10 @@ ScoredBackwardParams make_params(const Problem& p, const BackwardCall& call, con
   params.splits = static_cast<uint32_t>(call.splits);
   if (call.has_key_parts()) {
     params.key_parts = at<float>(workspace, call.layout.key_parts);
-  } else if (call.is_partial) {
-    params.keys.rows = key_rows(p, call);
+  }
+  if (call.has_float_keys()) {
+    params.keys.rows = {call.is_partial && !call.has_key_parts() ? key_rows(p, call) : KeyRows{}, 0,
+                        static_cast<int32_t>(call.tiles.keys)};
   }
   params.scale = rows.scale;
   params.features = cuda::feature_params(p);
@@ -323,12 +340,60 @@ void BackwardCall::explain(const Problem& p, Explanation& e) const {
   if (p.dsink.defined()) e.kernels.push_back(sink_instance(p.dtype).id);
 }
 
+void BackwardCall::run_key_tiles(cuda::LaunchChain& chain, ScoredBackwardParams& params) const {
+  void* arguments[] = {&params};
+  const auto& [entry, threads, shared_bytes] = kernel->compiled;
+  chain.launch("launch of the backward kernel", entry, ctas, threads, shared_bytes, arguments);
+}
+
+/// A stream's work so far, for others to wait for.
+class Mark {
+ public:
+  Mark() { cuda::check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate"); }
+  ~Mark() { cudaEventDestroy(event_); }
+  Mark(const Mark&) = delete;
+  Mark& operator=(const Mark&) = delete;
+  void let_wait(cudaStream_t waiting, cudaStream_t for_stream) const {
+    cuda::check(cudaEventRecord(event_, for_stream), "cudaEventRecord");
+    cuda::check(cudaStreamWaitEvent(waiting, event_, 0), "cudaStreamWaitEvent");
+  }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+// Early tiles come first and take every multiprocessor; the others' blocks follow as these end, so that none is idle.
+void BackwardCall::run_early_first(const Problem& p, ScoredBackwardParams& params) const {
+  const cudaStream_t stream = cuda::stream_of(p), other = static_cast<cudaStream_t>(p.early.other_stream);
+  const auto first_tile = static_cast<int32_t>(p.first_early_key() / tile_row->keys());
+  KeyTileRows& rows = params.keys.rows;
+  const KeyTileRows of_others{rows, 0, first_tile};
+  uint32_t* const next = params.schedule.next;
+  const Mark mark;
+  mark.let_wait(other, stream);
+  // Rows count from the call's first key, whichever tensor has them.
+  rows.dk = rows_before(p.early.dk, p.first_early_key());
+  rows.dv = rows_before(p.early.dv, p.first_early_key());
+  rows.first_tile = first_tile;
+  cuda::LaunchChain chain(stream);
+  run_key_tiles(chain, params);
+  cuda::check(cudaEventRecord(static_cast<cudaEvent_t>(p.early.event), stream), "cudaEventRecord of the early keys");
+  rows = of_others;
+  params.schedule.next = next + 1;
+  cuda::LaunchChain beside(other);
+  run_key_tiles(beside, params);
+  mark.let_wait(stream, other);
+}
+
 void BackwardCall::run(const Problem& p, std::byte* workspace, unsigned long long* executed) const {
   RowParams rows = make_row_params(p, *this, workspace);
   void* row_arguments[] = {&rows};
   const cudaStream_t stream = cuda::stream_of(p);
   if (magnitude_blocks > 0 && !cuda::needs_plan(p))
     cuda::find_dense_extents(p, at<VisibleExtent>(workspace, layout.extents));
+  if (p.early.defined())
+    cuda::check(cudaMemsetAsync(rows.next, 0, kCounters * sizeof(*rows.next), stream),
+                "cudaMemsetAsync of the counters");
   cuda::LaunchChain chain(stream, cuda::LaunchChain::kOverlapPrevious);
   const int64_t blocks = tiles.all_rows;
   // Without rows there is no block to clear the counter.
@@ -344,11 +409,14 @@ void BackwardCall::run(const Problem& p, std::byte* workspace, unsigned long lon
   const RowKernels& of_rows = row_kernels_of(p.dtype, *tile_row, row_unit());
   chain.launch("launch of the backward's preprocessing", of_rows.preprocess, blocks, kRowThreads, 0, row_arguments);
   if (work_tiles > 0) {
-    const auto& [entry, threads, shared_bytes] = kernel->compiled;
-    cuda::allow_shared_memory(entry, shared_bytes, p.device.index);
+    cuda::allow_shared_memory(kernel->compiled.entry, kernel->compiled.shared_bytes, p.device.index);
     ScoredBackwardParams params = make_params(p, *this, rows, workspace, executed);
-    void* arguments[] = {&params};
-    chain.launch("launch of the backward kernel", entry, ctas, threads, shared_bytes, arguments);
+    if (p.early.defined()) {
+      run_early_first(p, params);
+      chain = cuda::LaunchChain(stream);
+    } else {
+      run_key_tiles(chain, params);
+    }
   }
   if (converts())
     chain.launch("launch of the backward's conversion", of_rows.convert_dq, blocks, kRowThreads, 0, row_arguments);

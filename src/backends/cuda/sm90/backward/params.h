@@ -34,10 +34,14 @@ struct KeyRows {
   Rows dk, dv;
   Columns dk_columns, dv_columns;
 };
+/// Rows of the key tiles that a launch computes: another has the others.
+struct KeyTileRows : KeyRows {
+  int32_t first_tile, end_tile;
+};
 /// Destinations of dk and dv: maps for TMA, or rows for fp32 stores from registers.
 union KeyGradientPlaces {
   KeyMaps maps;
-  KeyRows rows;
+  KeyTileRows rows;
 };
 
 /// The state of a query tile's sums, one word: how many key tiles contribute, and

@@ -49,6 +49,10 @@ class Producer {
     key_padding_ = PaddingStart::after(p_.extents.keys(place.batch, p_.seqlen_k), p_.seqlen_k);
     tile_.head_group = place.head;
     tile_.key_tile = key_tile(place, first_head);
+    if constexpr (Traits::kSplit) {
+      // Another launch of the call computes it.
+      if (tile_.key_tile < p_.keys.rows.first_tile || tile_.key_tile >= p_.keys.rows.end_tile) return;
+    }
     tile_.flags = Tile::kFirst;
     for (uint32_t head = first_head; head < first_head + p_.query_heads_per_group; ++head) run_head(head);
     if (tile_.flags & Tile::kFirst) {
