@@ -367,11 +367,11 @@ std::tuple<Tensor, Tensor> partial_backward(const Tensor& dout, const OptionalTe
 std::tuple<Tensor, Tensor, Tensor> early_backward(
     const Tensor& dout, const OptionalTensor& dlse, const Tensor& q, const Tensor& k, const Tensor& v,
     const Tensor& out, const Tensor& lse, const OptionalTensor& bounds, const OptionalTensor& block_mask,
-    const OptionalTensor& plan_buffer, const Tensor& early_dk, const Tensor& early_dv, int64_t event,
-    int64_t other_stream, std::optional<double> softmax_scale, bool causal, std::optional<int64_t> q_offset,
-    int64_t window_left, int64_t window_right, bool deterministic, const std::string& backend, int64_t max_ctas,
-    const OptionalTensor& q_pos, const OptionalTensor& k_pos, const OptionalTensor& column_ptr,
-    const OptionalTensor& intervals, const OptionalTensor& dropout_state FLASHMASK_FEATURE_PARAMETERS) {
+    const OptionalTensor& plan_buffer, const Tensor& early_dk, const Tensor& early_dv, int64_t event, int64_t stream,
+    std::optional<double> softmax_scale, bool causal, std::optional<int64_t> q_offset, int64_t window_left,
+    int64_t window_right, bool deterministic, const std::string& backend, int64_t max_ctas, const OptionalTensor& q_pos,
+    const OptionalTensor& k_pos, const OptionalTensor& column_ptr, const OptionalTensor& intervals,
+    const OptionalTensor& dropout_state FLASHMASK_FEATURE_PARAMETERS) {
   const MaskArguments mask{bounds,       block_mask, causal, q_offset,   window_left,
                            window_right, q_pos,      k_pos,  column_ptr, intervals};
   BackwardCall made(dout, dlse, q, k, v, out, lse, mask, plan_buffer);
@@ -397,7 +397,7 @@ std::tuple<Tensor, Tensor, Tensor> early_backward(
                             call(early_dk, "early dk"),
                             call(early_dv, "early dv"),
                             reinterpret_cast<void*>(event),
-                            reinterpret_cast<void*>(other_stream)};
+                            reinterpret_cast<void*>(stream)};
   made.args.dq = call(dq, "dq");
   made.args.dk = gradient(0, early_dk);
   made.args.dv = gradient(dk_elements, early_dv);

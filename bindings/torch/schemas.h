@@ -45,10 +45,10 @@ constexpr const char* kPartialBackward =
     "partial_backward(" FLASHMASK_BACKWARD_INPUTS FLASHMASK_PLAIN_OPTIONS FLASHMASK_MASK_TENSORS
     ") -> (Tensor dq, Tensor dkv)";
 
-/// dk, dv: of the last keys, fm_early_keys, which are written before the rest; event and other_stream: handles of CUDA.
+/// dk, dv: of the last keys, fm_early_keys, which are written before the rest; event and stream: handles of CUDA.
 /// dkv: of the keys before them, as partial_backward has it; dsink likewise without early keys.
 constexpr const char* kEarlyBackward = "early_backward(" FLASHMASK_BACKWARD_INPUTS
-                                       "Tensor(a!) dk, Tensor(b!) dv, int event, int other_stream, " FLASHMASK_OPTIONS
+                                       "Tensor(a!) dk, Tensor(b!) dv, int event, int stream, " FLASHMASK_OPTIONS
                                        ") -> (Tensor dq, Tensor dkv, Tensor dsink)";
 
 /// names: of the vectors and then of the numbers, between commas. shape: keys, and how many numbers the bounds, the

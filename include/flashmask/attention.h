@@ -156,8 +156,8 @@ struct EarlyKeys {
   /// Their gradients, [batch, early keys, heads_kv, head_dim or head_dim_v]; BackwardArgs::dk and dv are of the keys
   /// before them alone, whose number has to be a multiple of 128.
   TensorView dk{}, dv{};
-  void* event = nullptr;         ///< cudaEvent_t, which is recorded when they are there
-  void* other_stream = nullptr;  ///< cudaStream_t that computes the others beside them; the call's stream waits for it
+  void* event = nullptr;   ///< cudaEvent_t, which is recorded when they are there
+  void* stream = nullptr;  ///< cudaStream_t, of a higher priority than the call's, that computes them beside the others
   bool defined() const { return dk.defined() || dv.defined(); }
 };
 

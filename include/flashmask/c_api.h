@@ -180,8 +180,8 @@ typedef struct fm_early_keys {
   uint32_t struct_size;
   uint32_t reserved;
   fm_tensor dk, dv;
-  void* event;        /* cudaEvent_t */
-  void* other_stream; /* cudaStream_t */
+  void* event;  /* cudaEvent_t */
+  void* stream; /* cudaStream_t */
 } fm_early_keys;
 
 typedef struct fm_backward_args {

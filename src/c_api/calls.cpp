@@ -33,7 +33,7 @@ EarlyKeys read_early_keys(const fm_early_keys* from, Device device) {
   return {.dk = tensor(c.dk, "early dk", device),
           .dv = tensor(c.dv, "early dv", device),
           .event = c.event,
-          .other_stream = c.other_stream};
+          .stream = c.stream};
 }
 
 template <typename CArgs>

@@ -193,7 +193,7 @@ class EarlyKeys(C.Structure):
         ("dk", Tensor),
         ("dv", Tensor),
         ("event", C.c_void_p),
-        ("other_stream", C.c_void_p),
+        ("stream", C.c_void_p),
     ]
 
 

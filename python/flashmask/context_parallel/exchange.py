@@ -53,9 +53,8 @@ class CudaPeers:
         self._number = capi.cuda_device(device.index)
         self._copies = torch.cuda.Stream(device)
         self._last = None
-        self._early = torch.cuda.Event()
-        self._early.record(self._copies)  # which makes its handle
-        self._others = torch.cuda.Stream(device)
+        self._early, self._early_stream = torch.cuda.Event(), torch.cuda.Stream(device, priority=-1)
+        self._early.record(self._early_stream)  # which makes its handle
         self._pinned = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         self._report = C.c_int32.from_address(self._pinned.data_ptr())  # read without a call of torch
 
@@ -94,8 +93,8 @@ class CudaPeers:
         self._last = current
 
     def early(self):
-        """(event, other_stream) of a backward's early keys."""
-        return self._early.cuda_event, self._others.cuda_stream
+        """(event, stream) of a backward's early keys."""
+        return self._early.cuda_event, self._early_stream.cuda_stream
 
     def copy(self, transfers, after_early=False):
         """Puts transfers on the stream of copies, after what the current stream has now, or after early keys."""
@@ -253,7 +252,7 @@ class Exchange:
         return self._addresses[rank] + self._slot_offset()
 
     def early(self):
-        """(event, other_stream) for a backward that fills the slot early."""
+        """(event, stream) for a backward that fills the slot early."""
         return self._peers.early()
 
     def offer_early_and_pull(self, pieces):

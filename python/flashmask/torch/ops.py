@@ -144,9 +144,9 @@ def early_backward(
 ):
     """(dq, dkv, dsink) of attention() over all keys k, v, whose last have their gradients before the rest: on Hopper.
 
-    early: (dk, dv, event, other_stream): float32 [batch, early keys, heads_kv, head_dim], which are written; handles of
-    a cudaEvent_t, recorded when they are, and of a cudaStream_t that computes the others. dkv: float32, dk and dv of
-    the keys before them, a multiple of 128, as joined_partial_backward has them. dsink: empty without a sink.
+    early: (dk, dv, event, stream): float32 [batch, early keys, heads_kv, head_dim], which are written; handles of a
+    cudaEvent_t, recorded when they are, and of a cudaStream_t of higher priority that computes them. dkv: float32, dk
+    and dv of the keys before them, a multiple of 128, as joined_partial_backward has them. dsink: empty without a sink.
     """
     given = {"partial_out": True, **features}
     tensors, options = _arguments(mask, q.device, softmax_scale, deterministic, backend, max_ctas, given)

@@ -157,8 +157,8 @@ AT(fm_early_keys, reserved, 4);
 AT(fm_early_keys, dk, 8);
 AT(fm_early_keys, dv, 104);
 AT(fm_early_keys, event, 200);
-AT(fm_early_keys, other_stream, 208);
-ENDS_WITH(fm_early_keys, other_stream);
+AT(fm_early_keys, stream, 208);
+ENDS_WITH(fm_early_keys, stream);
 
 AT(fm_statistics, struct_size, 0);
 AT(fm_statistics, reserved, 4);

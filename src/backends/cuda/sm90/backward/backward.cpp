@@ -362,27 +362,26 @@ class Mark {
   cudaEvent_t event_ = nullptr;
 };
 
-// Early tiles come first and take every multiprocessor; the others' blocks follow as these end, so that none is idle.
+// Early tiles come first, by priority, and take every multiprocessor; the others' blocks follow as these end, so that
+// none is idle.
 void BackwardCall::run_early_first(const Problem& p, ScoredBackwardParams& params) const {
-  const cudaStream_t stream = cuda::stream_of(p), other = static_cast<cudaStream_t>(p.early.other_stream);
+  const cudaStream_t stream = cuda::stream_of(p), early_stream = static_cast<cudaStream_t>(p.early.stream);
   const auto first_tile = static_cast<int32_t>(p.first_early_key() / tile_row->keys());
-  KeyTileRows& rows = params.keys.rows;
-  const KeyTileRows of_others{rows, 0, first_tile};
-  uint32_t* const next = params.schedule.next;
-  const Mark mark;
-  mark.let_wait(other, stream);
+  ScoredBackwardParams early = params;
+  KeyTileRows& rows = early.keys.rows;
   // Rows count from the call's first key, whichever tensor has them.
   rows.dk = rows_before(p.early.dk, p.first_early_key());
   rows.dv = rows_before(p.early.dv, p.first_early_key());
   rows.first_tile = first_tile;
-  cuda::LaunchChain chain(stream);
+  ++early.schedule.next;
+  params.keys.rows.end_tile = first_tile;
+  const Mark mark;
+  mark.let_wait(early_stream, stream);
+  cuda::LaunchChain beside(early_stream), chain(stream);
+  run_key_tiles(beside, early);
+  cuda::check(cudaEventRecord(static_cast<cudaEvent_t>(p.early.event), early_stream), "cudaEventRecord of early keys");
   run_key_tiles(chain, params);
-  cuda::check(cudaEventRecord(static_cast<cudaEvent_t>(p.early.event), stream), "cudaEventRecord of the early keys");
-  rows = of_others;
-  params.schedule.next = next + 1;
-  cuda::LaunchChain beside(other);
-  run_key_tiles(beside, params);
-  mark.let_wait(stream, other);
+  mark.let_wait(stream, early_stream);
 }
 
 void BackwardCall::run(const Problem& p, std::byte* workspace, unsigned long long* executed) const {
