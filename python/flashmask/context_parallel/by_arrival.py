@@ -3,7 +3,8 @@
 
 The rank's own keys come first, and then pieces of others', in the order in which they are copied from their owners'
 memory (exchange.py); the kernel waits for a piece when it comes to it. So a result's bits do not depend on when keys
-arrive. The backward runs when all are there: it is gather's.
+arrive. The backward runs when all are there. Where it can, it computes the gradients of others' keys first, which their
+owners copy while it computes its own; otherwise it is gather's.
 """
 
 import math
@@ -13,8 +14,8 @@ import torch
 from ..torch import ops
 from . import exchange
 from .by_keys import (
-    Gather,
     all_keys,
+    gathered_backward,
     has_partial_keys,
     of_one_shape,
     save,
@@ -54,11 +55,11 @@ class Arrive(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, dout, dlse):
-        q, k, v, out, lse, sink, alibi_slopes = ctx.saved_tensors
+        q, k, v, out, lse, sink, alibi_slopes = saved = ctx.saved_tensors  # once: checkpoints compute them
         local, group, options = ctx.call
         features = options.features(sink, alibi_slopes)
         if not (leaves_early(k, v, local) and has_partial_keys(q, features)):
-            return Gather.backward(ctx, dout, dlse)
+            return gathered_backward(dout, dlse, saved, local, group, options)
         if not local.keeps_keys:
             k, v = all_keys(k, v, local, group)
         shared = exchange.of(group, q.device)

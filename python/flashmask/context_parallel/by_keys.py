@@ -43,17 +43,7 @@ class Gather(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, dout, dlse):
-        q, k, v, out, lse, sink, alibi_slopes = ctx.saved_tensors
-        local, group, options = ctx.call
-        dout = zero_if_unused(dout, out, q)
-        if not local.keeps_keys:
-            k, v = all_keys(k, v, local, group)
-        mask = local.masks(alibi_slopes is not None, q.device).gathered
-        # dq is rounded once, here; dk and dv have yet to be added up.
-        features = options.features(sink, alibi_slopes)
-        dq, gradients, dsink = _backward(dout, dlse, q, k, v, mask, out, lse, options, features)
-        own = _own_gradients(gradients, k.dtype, local, group)
-        return dq.to(q.dtype), *own, dsink, None, None, None, None
+        return gathered_backward(dout, dlse, ctx.saved_tensors, *ctx.call)
 
 
 class Overlap(torch.autograd.Function):
@@ -124,6 +114,20 @@ class _Returns:
 
 
 # --- The calls --------------------------------------------------------------------------------------
+
+
+def gathered_backward(dout, dlse, saved, local, group, options):
+    """The gradients of Gather's inputs; saved: what save() has kept."""
+    q, k, v, out, lse, sink, alibi_slopes = saved
+    dout = zero_if_unused(dout, out, q)
+    if not local.keeps_keys:
+        k, v = all_keys(k, v, local, group)
+    mask = local.masks(alibi_slopes is not None, q.device).gathered
+    # dq is rounded once, here; dk and dv have yet to be added up.
+    features = options.features(sink, alibi_slopes)
+    dq, gradients, dsink = _backward(dout, dlse, q, k, v, mask, out, lse, options, features)
+    own = _own_gradients(gradients, k.dtype, local, group)
+    return dq.to(q.dtype), *own, dsink, None, None, None, None
 
 
 def save(ctx, q, k, v, out, lse, sink, alibi_slopes, local, group, options):

@@ -11,6 +11,9 @@ keys that others see. A call is an epoch, from 1 on, the same on every rank. In 
   4. settles: waits for the last piece, sets the flag "read" of every peer to the epoch, and waits until all peers have
      read its own slot of the epoch before, which the next call fills.
 
+A backward is an epoch, too, whose slot has gradients of others' keys: it fills the slot early, which an event tells the
+stream of copies, and this sets the flags "ready".
+
 docs/context-parallel.md argues why this is right, and why it ends.
 """
 
