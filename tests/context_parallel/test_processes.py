@@ -10,6 +10,8 @@ import pytest
 import ranks
 import torch
 from flashmask import Mask, UnsupportedError, context_parallel
+from flashmask.context_parallel import exchange
+from flashmask.torch import ops
 
 WORLDS = [1, 2, 3, 4, 8] if os.environ.get("FLASHMASK_TEST_LONG") else [2, 3]
 if ranks.ON_GPU:  # over NCCL, a GPU for each process
@@ -144,6 +146,23 @@ def test_arguments():
             context_parallel.attention(q, q, q, placement.mask(0), **given)
 
 
+def test_cpus_take_no_keys_that_arrive():
+    """The operators pass on what they are given, and the backends refuse it by name."""
+    q = torch.zeros(1, 256, 2, 16)
+    lse, mask, options = torch.zeros(1, 2, 256), Mask(256, 256), ops.KernelOptions(None, False, "auto", 0)
+    needed, state = torch.zeros(1, 2, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+    with pytest.raises(UnsupportedError, match="cpu: keys arrive while the call runs"):
+        ops.arriving_attention(q, q, q, mask, ops.Arrivals(needed, state, 60.0), *options)
+    with pytest.raises(ValueError, match=r"needed is int32 \[1, 3\]; .*\[1, 2\]"):
+        ops.arriving_attention(q, q, q, mask, ops.Arrivals(torch.zeros(1, 3).int(), state, 60.0), *options)
+    early = q[:, 128:].contiguous(), q[:, 128:].contiguous()
+    with pytest.raises(UnsupportedError, match="cpu: gradients of some keys come early"):
+        ops.early_backward(q, None, q, q, q, q, lse, mask, (*early, 1, 0), *options)
+    assert "keys arrive on GPUs alone" in exchange.refusal(q.device)
+    with pytest.raises(ValueError, match="event is null"):
+        ops.early_backward(q, None, q, q, q, q, lse, mask, (*early, 0, 0), *options)
+
+
 def test_wrong_ways_and_groups(tmp_path):
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
@@ -151,6 +170,8 @@ def test_wrong_ways_and_groups(tmp_path):
         q = torch.zeros(1, 64, 2, 8)
         with pytest.raises(ValueError, match="way is 'ring'; it must be"):
             context_parallel.attention(q, q, q, local, way="ring")
+        with pytest.raises(ValueError, match="arrival_timeout is 0.0; it must be above 0"):
+            context_parallel.attention(q, q, q, local, arrival_timeout=0.0)
         with pytest.raises(ValueError, match="local was made for rank 0 of 3"):
             context_parallel.attention(q, q, q, context_parallel.place(Mask(64, 64), 3).mask(0))
     finally:
