@@ -4,6 +4,7 @@
 import concurrent.futures
 import contextlib
 import datetime
+import faulthandler
 import os
 import random
 import re
@@ -23,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 ON_GPU = os.environ.get("FLASHMASK_TEST_DEVICE") == "cuda"
+ARRIVAL_TIMEOUT = 5.0 if ON_GPU else 60.0  # seconds
 
 
 def families():
@@ -81,7 +83,8 @@ def whole(mask, q, k, v, dout, sink=None, **features):
 
 def attention(q, k, v, local, **options):
     """The call under test: the same bits in every run, on a GPU too."""
-    return context_parallel.attention(q, k, v, local.to(q.device), deterministic=True, **options)
+    given = {"deterministic": True, "arrival_timeout": ARRIVAL_TIMEOUT, **options}
+    return context_parallel.attention(q, k, v, local.to(q.device), **given)
 
 
 def _loss(out, lse, dout):
@@ -100,10 +103,11 @@ def shared(placement, rank, mask_index, q, k, v, dout, way="auto", sink=None, **
 
 
 def ways(heads_q, heads_kv, world):
-    """Ways that these heads, and the GPU, allow."""
+    """Ways that these heads allow, or of tests of arrivals, that the GPU does."""
+    if OF_ARRIVALS:
+        return ("gather", "arrive") if not exchange.refusal(device()) else ("gather",)
     divide = heads_q % world == 0 and (heads_kv % world == 0 or world % heads_kv == 0)
-    arrive = ("arrive",) if not exchange.refusal(device()) else ()
-    return ("gather", *arrive, "overlap", "all_to_all") if divide else ("gather", *arrive, "overlap")
+    return ("gather", "overlap", "all_to_all") if divide else ("gather", "overlap")
 
 
 def check(name, got, want, placement, rank, tolerance):
@@ -319,7 +323,8 @@ def arrived(placement, rank, inputs, group=None, **options):
     """out of a call whose keys arrive, and the rank's tensors."""
     local = placement.mask(rank).to(device())
     shards = [placement.shard(x, rank) for x in inputs[:3]]
-    return context_parallel.attention(*shards, local, group=group, way="arrive", **options)
+    given = {"arrival_timeout": ARRIVAL_TIMEOUT, **options}
+    return context_parallel.attention(*shards, local, group=group, way="arrive", **given)
 
 
 def test_keys_that_do_not_come(rank, world):
@@ -406,13 +411,13 @@ class SlowPeers(exchange.CudaPeers):
         self._thread = concurrent.futures.ThreadPoolExecutor(1)
 
     def copy(self, transfers, after_early=False):
-        if after_early:
-            self._copies.wait_event(self._early)
-        else:
-            self._copies.wait_stream(self._last)
-        self._thread.submit(self._one_by_one, transfers)
+        if after_early:  # whose event the next backward may have recorded anew when the thread comes to it
+            self._thread.submit(int).result()
+            return super().copy(transfers, after_early=True)
+        self._thread.submit(self._one_by_one, self._last.record_event(), transfers)
 
-    def _one_by_one(self, transfers):
+    def _one_by_one(self, event, transfers):
+        self._copies.wait_event(event)
         for transfer in transfers:
             time.sleep(random.choice((0, 0, 1e-3)))
             self._enqueue([transfer])
@@ -624,7 +629,15 @@ def test_training(rank, world):
         torch.testing.assert_close(gradients, want[1], atol=1e-5, rtol=1e-4)
 
 
-TESTS = {name: value for name, value in globals().items() if name.startswith("test_")}
+OF_ARRIVALS = False
+_ARRIVALS = (test_keys_that_do_not_come, test_one_registration, test_gradients_that_leave_early)
+_ARRIVALS = *_ARRIVALS, test_delays_beside_collectives
+_IN_ALL_WAYS = (test_families, test_features, test_lengths_and_heads, test_half, test_checkpointing, test_layouts)
+_IN_ALL_WAYS = *_IN_ALL_WAYS, test_calls_of_the_host, test_training, test_infinite_gradients_stay_in_their_column
+TESTS = {name: value for name, value in globals().items() if name.startswith("test_") and value not in _ARRIVALS}
+# Tests of way="arrive", apart: a rank may wait for another in vain.
+ARRIVALS = {test.__name__: test for test in (*_ARRIVALS, *_IN_ALL_WAYS)}
+LIMIT = 20 if ON_GPU else 240  # seconds that a test of arrivals may take on a rank
 
 
 def begin(rank):
@@ -638,27 +651,36 @@ def begin(rank):
         ops.early_backward = host_peers.early_backward
 
 
-def run(rank, world, folder):
+def run(rank, world, folder, names=()):
+    """Runs all tests but those of arrivals, or those of these names."""
+    global OF_ARRIVALS
+    OF_ARRIVALS = bool(names)
     begin(rank)
     backend = "nccl" if ON_GPU else "gloo"
     dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=world)
-    for name, test in TESTS.items():
+    for name, test in {n: ARRIVALS[n] for n in names}.items() if names else TESTS.items():
         error = ""
-        try:
-            test(rank, world)
-        except Exception:
-            error = traceback.format_exc()
         with open(os.path.join(folder, f"{name}.{rank}"), "w") as file:
+            if names:  # says where it waits, and ends
+                faulthandler.dump_traceback_later(LIMIT, exit=True, file=file)
+            try:
+                test(rank, world)
+            except Exception:
+                error = traceback.format_exc()
+            faulthandler.cancel_dump_traceback_later()
             file.write(error)
         if error:  # the others may wait for this rank
             os._exit(1)
     dist.barrier()
+    if names:
+        os._exit(0)  # whatever streams may still wait for
     dist.destroy_process_group()
 
 
 def run_beside_a_killed_rank(rank, folder):
     """Rank 0 of two calls attention when the other one has been killed. What it is told, and what its result is."""
     begin(rank)
+    faulthandler.dump_traceback_later(LIMIT, exit=True)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     mask = Mask(300, 300)
     placement = context_parallel.place(mask, 2)
@@ -703,6 +725,8 @@ def run_without_the_other(rank, folder, other):
 if __name__ == "__main__":
     if len(sys.argv) == 4:
         run(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    elif sys.argv[4] == "arrivals":
+        run(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[5:])
     elif sys.argv[4] == "killed":
         run_beside_a_killed_rank(int(sys.argv[1]), sys.argv[3])
     else:

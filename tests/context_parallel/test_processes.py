@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention over several processes, through gloo on the CPU. What each runs: ranks.py."""
 
+import contextlib
 import os
 import pathlib
 import subprocess
 import sys
+import time
 
 import pytest
 import ranks
@@ -20,36 +22,59 @@ SCRIPT = pathlib.Path(__file__).with_name("ranks.py")
 _folders = {}
 
 
-def results(world, tmp_path_factory):
-    """The folder with what each rank says of each test: one start of all processes for each world size."""
-    if world not in _folders:
-        folder = _folders[world] = tmp_path_factory.mktemp(f"ranks{world}")
+def results(world, tmp_path_factory, names=()):
+    """The folder with what each rank says of each test: one start of all processes for each world size, and for these
+    tests of arrivals."""
+    key = world, *names
+    if key not in _folders:
+        folder = _folders[key] = tmp_path_factory.mktemp(f"ranks{world}")
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        of_arrivals = ["arrivals", *names] if names else []
         processes = [
-            subprocess.Popen([sys.executable, SCRIPT, str(rank), str(world), folder], env=environment)
+            subprocess.Popen([sys.executable, SCRIPT, str(rank), str(world), folder, *of_arrivals], env=environment)
             for rank in range(world)
         ]
-        try:
-            for process in processes:
-                if process.wait(timeout=300):
-                    break
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-    return _folders[world]
+        end_all(processes, ranks.LIMIT + 20 if names and ranks.ON_GPU else 300)
+    return _folders[key]
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("name", ranks.TESTS)
-def test_processes(name, world, tmp_path_factory):
-    folder = results(world, tmp_path_factory)
+def end_all(processes, seconds):
+    """Waits until all have ended, or one in error, and then ends the others."""
+    end = time.monotonic() + seconds
+    try:
+        for process in processes:
+            if process.wait(timeout=max(end - time.monotonic(), 0)):
+                break
+    except subprocess.TimeoutExpired:
+        pass
+    for process in processes:
+        process.kill()
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a GPU's driver may keep it
+            process.wait(timeout=10)
+
+
+def check(name, world, folder):
     errors = {}
     for rank in range(world):
         said = folder / f"{name}.{rank}"
         errors[rank] = said.read_text() if said.exists() else "it did not come so far"
     errors = {rank: text for rank, text in errors.items() if text}
     assert not errors, "\n".join(f"rank {rank}:\n{text}" for rank, text in errors.items())
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("name", ranks.TESTS)
+def test_processes(name, world, tmp_path_factory):
+    check(name, world, results(world, tmp_path_factory))
+
+
+@pytest.mark.parametrize("world", [world for world in WORLDS if world > 1])
+@pytest.mark.parametrize("name", ranks.ARRIVALS)
+def test_arrivals(name, world, tmp_path_factory):
+    """On a GPU each has processes of its own, which end in time: see ranks.LIMIT."""
+    names = [name] if ranks.ON_GPU else list(ranks.ARRIVALS)
+    check(name, world, results(world, tmp_path_factory, names))
 
 
 @pytest.mark.parametrize("scheme", ["contiguous", "zigzag", "balanced"])
@@ -85,12 +110,8 @@ def told_without(other, folder):
     """Runs two ranks, of which 1 does as `other` says, and returns what rank 0 says."""
     command = [sys.executable, SCRIPT]
     processes = [subprocess.Popen([*command, str(rank), "2", folder, other]) for rank in range(2)]
-    try:
-        processes[0].wait(timeout=100)
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    end_all(processes[:1], ranks.LIMIT + 20 if ranks.ON_GPU else 100)
+    end_all(processes[1:], 0)
     return (folder / "told").read_text()
 
 

@@ -24,6 +24,7 @@ from .by_keys import (
     with_returned,
     zero_if_unused,
 )
+from .exchange import Copy
 from .routes import Entries
 
 _GRADIENT = torch.float32  # dtype of gradients that travel
@@ -41,7 +42,7 @@ class Arrive(torch.autograd.Function):
         # Others get what they wait for before anything here waits for others.
         _fill_slot(laid, shared)
         shared.offer()
-        shared.pull(_copies(stacks, local, shared))
+        shared.pull(_copies(stacks, local), [stack.data_ptr() for stack in stacks])
         whole_k, whole_v = unstacked(stacks)
         mask = local.masks(alibi_slopes is not None, q.device).gathered
         arrivals = ops.Arrivals(local.needed_pieces(q.device), shared.state, options.arrival_timeout)
@@ -70,7 +71,7 @@ class Arrive(torch.autograd.Function):
         mask = local.masks(alibi_slopes is not None, q.device).gathered
         call = zero_if_unused(dout, out, q), dlse, q, k, v, out, lse, mask, (*early, *shared.early())
         dq, dkv, dsink = ops.early_backward(*call, *options.of_kernel, **features)
-        shared.offer_early_and_pull(_returns(returned, k.shape[0], local, shared))
+        shared.offer_early_and_pull(_returns(returned, k.shape[0], local), [returned.data_ptr()])
 
         def wait():
             shared.settle(len(local.pieces), dq, returned, options.arrival_timeout)
@@ -88,6 +89,11 @@ def leaves_early(k, v, local):
 
 def slot_bytes(k, v, local):
     """Bytes that any rank sends at a time, at most, of tensors like these and of their gradients."""
+    key = "slot bytes", k.shape, v.shape, k.dtype
+    return local.once(key, lambda: _slot_bytes(k, v, local))
+
+
+def _slot_bytes(k, v, local):
     batch = k.shape[0] if local.travels_together else 1
     of_key = sum(math.prod(x.shape[2:]) * x.itemsize for x in (k, v))
     keys = max(map(sum, local.travelling())) * batch * of_key + _ALIGNMENT
@@ -117,21 +123,26 @@ def _fill_slot(laid, shared):
         at = _aligned(at + size)
 
 
-def _copies(stacks, local, shared):
+def _copies(stacks, local):
     """Copies for Exchange.pull: each piece's rows from their owners' slots to their places in the stacks."""
+    key = "copies", *((stack.shape, stack.dtype) for stack in stacks)
+    return local.once(key, lambda: _make_copies(stacks, local))
+
+
+def _make_copies(stacks, local):
     pieces = [[] for _ in local.pieces]
-    travelling, begins = local.travelling(), {peer: shared.slot_address(peer) for peer in shared.others}
-    for stack in stacks:
+    travelling, begins = local.travelling(), [0] * local.world_size
+    for number, stack in enumerate(stacks):
         tensors, batch, seqlen_k = stack.shape[:3]
         row, entries = _row_bytes(stack), Entries(batch, tensors)
         of_key = row * len(entries.of(None if local.travels_together else 0))
         # A slot has what goes to rank 0, then to rank 1 and so on, of one stack after the other.
-        at = {peer: begin + of_key * sum(travelling[peer][: local.rank]) for peer, begin in begins.items()}
-        begins = {peer: _aligned(begin + of_key * sum(travelling[peer])) for peer, begin in begins.items()}
+        at = [begin + of_key * sum(to[: local.rank]) for begin, to in zip(begins, travelling)]
+        begins = [_aligned(begin + of_key * sum(to)) for begin, to in zip(begins, travelling)]
         for copies, piece in zip(pieces, local.pieces):
             for (peer, entry, keys), (place, _) in zip(piece.receives, piece.gathered_places):
                 for n in entries.of(entry):
-                    copies.append((peer, stack.data_ptr() + (n * seqlen_k + place) * row, at[peer], keys * row))
+                    copies.append(Copy(peer, at[peer], number, (n * seqlen_k + place) * row, keys * row))
                     at[peer] += keys * row
     return pieces
 
@@ -142,16 +153,21 @@ def _early_gradients(k, local, shared):
     return shared.slot_part(0, math.prod(shape) * _GRADIENT.itemsize).view(_GRADIENT).view(shape).unbind()
 
 
-def _returns(returned, batch, local, shared):
+def _returns(returned, batch, local):
     """Copies for Exchange.pull: the gradients of each piece that the rank has sent, to their places in `returned`."""
+    key = "returns", batch, returned.shape
+    return local.once(key, lambda: _make_returns(returned, batch, local))
+
+
+def _make_returns(returned, batch, local):
     pieces, row = [], math.prod(returned.shape[1:]) * returned.itemsize
-    entries, to = Entries(batch, 2), returned.data_ptr()
+    entries, to = Entries(batch, 2), 0
     for n, piece in enumerate(local.pieces):
         pieces.append([])
         for peer, entry, segments in piece.sends:
             keys, received = sum(end - begin for begin, end in segments), local.received_by(peer)
             for index in entries.of(entry):
-                source = shared.slot_address(peer) + (index * received + local.places_at(peer)[n, entry]) * row
-                pieces[n].append((peer, to, source, keys * row))
+                begin = (index * received + local.places_at(peer)[n, entry]) * row
+                pieces[n].append(Copy(peer, begin, 0, to, keys * row))
                 to += keys * row
     return pieces

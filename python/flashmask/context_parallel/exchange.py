@@ -18,8 +18,10 @@ docs/context-parallel.md argues why this is right, and why it ends.
 """
 
 import ctypes as C
+import itertools
 import os
 import platform
+import struct
 import weakref
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,20 +34,31 @@ from . import messages
 
 MOST_RANKS = 64  # flags of each kind in registered memory
 _WORD = 4
+_TRANSFER = "IIPPQ"  # as struct packs it, which is faster than ctypes
 _FLAG_BYTES = 2 * MOST_RANKS * _WORD  # "ready" of each rank, then "read" of each
 _SLOTS = 2
 _GRANULE = 1 << 21  # bytes that registered memory is a multiple of, as CUDA hands it out
 _NOT_READ = 1 << 30  # what a report of a rank that has not read begins at
 
 
+class Copy(NamedTuple):
+    """A part of a peer's slot, from byte `begin` on, and its place: byte `to` of one of the call's tensors."""
+
+    peer: int
+    begin: int
+    tensor: int
+    to: int
+    size: int
+
+
 class Transfer(NamedTuple):
-    """fm_transfer: a step of the stream of copies."""
+    """fm_transfer, a step of the stream of copies, in the order of its fields and of _TRANSFER."""
 
     kind: int
+    value: int
     to: int
     source: int = 0
     size: int = 0
-    value: int = 0
 
 
 class CudaPeers:
@@ -108,11 +121,9 @@ class CudaPeers:
         self._enqueue(transfers)
 
     def _enqueue(self, transfers):
-        items = (capi.Transfer * len(transfers))(
-            *(capi.Transfer(t.kind, t.value, t.to, t.source, t.size) for t in transfers)
-        )
+        items = struct.pack(_TRANSFER * len(transfers), *itertools.chain.from_iterable(transfers))
         stream = self._copies.cuda_stream
-        capi.check(self._library.fm_transfers_enqueue(items, len(items), self._number, stream))
+        capi.check(self._library.fm_transfers_enqueue(items, len(transfers), self._number, stream))
 
     def signal(self, flags, value):
         addresses = (C.c_void_p * len(flags))(*flags)
@@ -120,20 +131,10 @@ class CudaPeers:
         capi.check(self._library.fm_peers_signal(addresses, len(flags), value, self._number, stream))
 
     def settle(self, epoch, pieces, state, read_by_peers, read_flags, out, lse, timeout):
-        settlement = capi.make(
-            capi.Settlement,
-            epoch=epoch,
-            pieces=pieces,
-            peers=len(read_flags),
-            state=state.data_ptr(),
-            read_by_peers=read_by_peers,
-            read_flags=(C.c_void_p * len(read_flags))(*read_flags),
-            out=out.data_ptr(),
-            out_bytes=out.numel() * out.itemsize,
-            lse=lse.data_ptr(),
-            lse_bytes=lse.numel() * lse.itemsize,
-            report=self._pinned.data_ptr(),
-            timeout=timeout,
+        settlement = capi.Settlement(
+            *(C.sizeof(capi.Settlement), epoch, pieces, len(read_flags), state.data_ptr(), read_by_peers),
+            *((C.c_void_p * len(read_flags))(*read_flags), out.data_ptr(), out.numel() * out.itemsize),
+            *(lse.data_ptr(), lse.numel() * lse.itemsize, self._pinned.data_ptr(), timeout),
         )
         capi.check(self._library.fm_peers_settle(C.byref(settlement), self._number, self._last.cuda_stream))
 
@@ -165,6 +166,7 @@ class Exchange:
         self._addresses = {}  # by rank: of its registered memory
         self._memory = None
         self._senders = {}  # by piece: the ranks whose keys it has brought
+        self._local = None  # of the call before
         self._why = ""
 
     @property
@@ -242,43 +244,42 @@ class Exchange:
         """Begins the next epoch."""
         self._peers.begin()
         self.epoch = (self.epoch + 1) % (1 << 32)
-        for n, piece in enumerate(local.pieces):
-            self._senders.setdefault(n, set()).update(peer for peer, _, _ in piece.receives)
+        if local is not self._local:
+            self._local = local
+            for n, piece in enumerate(local.pieces):
+                self._senders.setdefault(n, set()).update(peer for peer, _, _ in piece.receives)
         self._arrived.zero_()
 
     def slot_part(self, begin, size):
         """uint8 [size]: a part of the rank's slot of this epoch, for its own keys that others see."""
         return self._memory.narrow(0, self._slot_offset() + begin, size)
 
-    def slot_address(self, rank):
-        """Address of another rank's slot of this epoch."""
-        return self._addresses[rank] + self._slot_offset()
-
     def early(self):
         """(event, stream) for a backward that fills the slot early."""
         return self._peers.early()
 
-    def offer_early_and_pull(self, pieces):
+    def offer_early_and_pull(self, pieces, tensors):
         """offer() and pull(), when the slot has been filled by a backward's early keys: no kernel can say so, as the
         rest of the backward has all multiprocessors."""
         own = self._ready(self.rank, self.rank)
-        offers = [Transfer(capi.WRITE_FLAG, own, value=self.epoch)]
-        offers += [Transfer(capi.COPY, self._ready(peer, self.rank), own, _WORD) for peer in self.others]
-        self._peers.copy(offers + self._pulls(pieces), after_early=True)
+        offers = [Transfer(capi.WRITE_FLAG, self.epoch, own)]
+        offers += [Transfer(capi.COPY, 0, self._ready(peer, self.rank), own, _WORD) for peer in self.others]
+        self._peers.copy(offers + self._pulls(pieces, tensors), after_early=True)
 
-    def pull(self, pieces):
-        """Puts the copies of all pieces, [(peer, to, source, bytes), ...] for each, on their stream."""
-        self._peers.copy(self._pulls(pieces))
+    def pull(self, pieces, tensors):
+        """Puts the copies of all pieces, Copys of each, on their stream. tensors: addresses."""
+        self._peers.copy(self._pulls(pieces, tensors))
 
-    def _pulls(self, pieces):
-        transfers, ready = [], set()
+    def _pulls(self, pieces, tensors):
+        transfers, slots = [], {}
         for n, copies in enumerate(pieces):
-            for peer, to, source, size in copies:
-                if peer not in ready:
-                    ready.add(peer)
-                    transfers.append(Transfer(capi.WAIT_FLAG, self._ready(self.rank, peer), value=self.epoch))
-                transfers.append(Transfer(capi.COPY, to, source, size))
-            transfers.append(Transfer(capi.WRITE_FLAG, self.state.data_ptr(), value=n + 1))
+            for copy in copies:
+                if copy.peer not in slots:
+                    slots[copy.peer] = self._addresses[copy.peer] + self._slot_offset()
+                    transfers.append(Transfer(capi.WAIT_FLAG, self.epoch, self._ready(self.rank, copy.peer)))
+                to, source = tensors[copy.tensor] + copy.to, slots[copy.peer] + copy.begin
+                transfers.append(Transfer(capi.COPY, 0, to, source, copy.size))
+            transfers.append(Transfer(capi.WRITE_FLAG, n + 1, self.state.data_ptr()))
         return transfers
 
     def offer(self):

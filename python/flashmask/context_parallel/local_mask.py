@@ -91,7 +91,7 @@ class LocalMask:
     @property
     def keeps_keys(self) -> bool:
         """Result of cost.keeps_keys, equal on all ranks."""
-        return self._once("keeps keys", self._keeps_keys)
+        return self.once("keeps keys", self._keeps_keys)
 
     def _keeps_keys(self):
         received = self.placement.received_rows(self.index)
@@ -114,7 +114,7 @@ class LocalMask:
         """The Masks of the rank's rows. positions: such that each says how far apart rows and keys are in the sequence,
         which ALiBi measures: by its q_offset, or by positions where it has several runs of rows or keys."""
         if positions:
-            return self._once(("positions", device), lambda: self._with_positions(device))
+            return self.once(("positions", device), lambda: self._with_positions(device))
         return Masks(self.own, self.gathered, tuple(piece.mask for piece in self.pieces))
 
     def _with_positions(self, device):
@@ -129,19 +129,19 @@ class LocalMask:
     def way(self, heads: tuple[int, int], head_dim: int) -> str:
         """How the cost model would compute attention of (heads_q, heads_kv) heads: "gather", "overlap" or
         "all_to_all"."""
-        return self._once(("way", heads, head_dim), lambda: self.placement.way(self.index, heads, head_dim))
+        return self.once(("way", heads, head_dim), lambda: self.placement.way(self.index, heads, head_dim))
 
     # --- What travels, as tensors ------------------------------------------------------------------
 
     def gathered_routes(self, batch: int, tensors: int, device: torch.device) -> routes.Routes:
         """Routes of all keys at once, of a stack of tensors with this batch."""
         make = routes.of_gathered
-        return self._once(("gathered", batch, tensors, device), lambda: make(self, batch, tensors, device))
+        return self.once(("gathered", batch, tensors, device), lambda: make(self, batch, tensors, device))
 
     def piece_routes(self, batch: int, tensors: int, device: torch.device) -> routes.Routes:
         """Routes of the pieces."""
         make = routes.of_pieces
-        return self._once(("pieces", batch, tensors, device), lambda: make(self, batch, tensors, device))
+        return self.once(("pieces", batch, tensors, device), lambda: make(self, batch, tensors, device))
 
     # --- For keys that arrive while a call runs -----------------------------------------------------
 
@@ -152,7 +152,7 @@ class LocalMask:
 
     def by_arrival(self) -> LocalMask:
         """Returns the same with keys in the order in which they are copied: the rank's own, then piece after piece."""
-        return self._once("by arrival", self._by_arrival)
+        return self.once("by arrival", self._by_arrival)
 
     def _by_arrival(self):
         arriving = tuple(sorted(self._arriving, key=lambda part: part[0]))
@@ -181,7 +181,7 @@ class LocalMask:
     def needed_pieces(self, device: torch.device) -> torch.Tensor:
         """int32 [1 or batch, blocks of 128 keys of `gathered`]: how many pieces have to have arrived before a block is
         read."""
-        return self._once(("needed", device), lambda: self._needed_pieces().to(device))
+        return self.once(("needed", device), lambda: self._needed_pieces().to(device))
 
     def _needed_pieces(self):
         entries = _entries(self.whole)
@@ -194,7 +194,7 @@ class LocalMask:
     def travelling(self) -> list[list[int]]:
         """How many keys travel from one rank, the first index, to another, summed over the entries that travel by
         themselves."""
-        return self._once("travelling", self._travelling)
+        return self.once("travelling", self._travelling)
 
     def _travelling(self):
         ranks = range(self.world_size)
@@ -202,11 +202,11 @@ class LocalMask:
 
     def received_by(self, rank: int) -> int:
         """How many keys follow a rank's own in its by_arrival().gathered."""
-        return self._once(("received by", rank), lambda: self._places_at(rank))[0]
+        return self.once(("received by", rank), lambda: self._places_at(rank))[0]
 
     def places_at(self, rank: int) -> dict[tuple[int, int | None], int]:
         """Says where keys of this rank begin among those that follow another's own: by piece and batch entry."""
-        return self._once(("received by", rank), lambda: self._places_at(rank))[1]
+        return self.once(("received by", rank), lambda: self._places_at(rank))[1]
 
     def _places_at(self, receiver):
         ends, places = dict.fromkeys(_entries(self.whole), 0), {}
@@ -220,7 +220,7 @@ class LocalMask:
 
     def _parts(self, sender, receiver):
         """[(piece, entry, keys), ...] that travel from one rank to another, in order."""
-        return self._once(("parts", sender, receiver), lambda: self._make_parts(sender, receiver))
+        return self.once(("parts", sender, receiver), lambda: self._make_parts(sender, receiver))
 
     def _make_parts(self, sender, receiver):
         if sender == receiver:
@@ -237,24 +237,25 @@ class LocalMask:
     # --- For an all-to-all over heads -------------------------------------------------------------
 
     def rows_of_ranks(self) -> list[int]:
-        return self._once("rows", lambda: [self.placement.rows(rank) for rank in range(self.world_size)])
+        return self.once("rows", lambda: [self.placement.rows(rank) for rank in range(self.world_size)])
 
     def by_ranks(self, device: torch.device) -> torch.Tensor:
         """int64 [seqlen]: the rows of rank 0, then those of rank 1, and so on."""
         ranks = range(self.world_size)
-        return self._once(
+        return self.once(
             ("by ranks", device), lambda: torch.cat([self.placement.index(rank) for rank in ranks]).to(device)
         )
 
     def in_order(self, device: torch.device) -> torch.Tensor:
         """Index in by_ranks of each row of the sequence."""
-        return self._once(("in order", device), lambda: self.by_ranks(device).argsort())
+        return self.once(("in order", device), lambda: self.by_ranks(device).argsort())
 
     def of_heads(self, q: tuple[int, int], kv: tuple[int, int], heads: tuple[int, int]) -> Mask:
         """The whole Mask for the query heads q and the key heads kv, (begin, end), of heads = (heads_q, heads_kv)."""
-        return self._once(("heads", q, kv), lambda: _of_heads(self.whole, {heads[1]: kv, heads[0]: q}))
+        return self.once(("heads", q, kv), lambda: _of_heads(self.whole, {heads[1]: kv, heads[0]: q}))
 
-    def _once(self, key, make):
+    def once(self, key: Any, make: Any) -> Any:
+        """Result of make(), which is called for the first time that a key comes."""
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
