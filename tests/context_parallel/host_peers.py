@@ -101,6 +101,9 @@ class HostPeers:
             else:
                 wait(lambda t=t: has_come(t.to, t.value))
 
+    def join(self):
+        self.synchronize()
+
     def signal(self, flags, value):
         for flag in flags:
             pause()

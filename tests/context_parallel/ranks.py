@@ -105,7 +105,7 @@ def shared(placement, rank, mask_index, q, k, v, dout, way="auto", sink=None, **
 def ways(heads_q, heads_kv, world):
     """Ways that these heads allow, or of tests of arrivals, that the GPU does."""
     if OF_ARRIVALS:
-        return ("gather", "arrive") if not exchange.refusal(device()) else ("gather",)
+        return ("arrive",) if not exchange.refusal(device()) else ("gather",)
     divide = heads_q % world == 0 and (heads_kv % world == 0 or world % heads_kv == 0)
     return ("gather", "overlap", "all_to_all") if divide else ("gather", "overlap")
 
@@ -416,6 +416,10 @@ class SlowPeers(exchange.CudaPeers):
             return super().copy(transfers, after_early=True)
         self._thread.submit(self._one_by_one, self._last.record_event(), transfers)
 
+    def join(self):
+        self._thread.submit(int).result()
+        super().join()
+
     def _one_by_one(self, event, transfers):
         self._copies.wait_event(event)
         for transfer in transfers:
@@ -480,7 +484,7 @@ def test_calls_of_the_host(rank, world):
         local = placement.mask(rank).to(device())
         shards = [placement.shard(x, rank) for x in tensors(mask, heads=heads, dims=dims)]
         leaves = [x.requires_grad_() for x in shards[:3]]
-        for way in ways(*heads, world):
+        for way in dict.fromkeys(("gather", *ways(*heads, world))):  # whose calls the others are compared with
 
             def call(way=way, local=local, leaves=leaves):
                 return context_parallel.attention(*leaves, local, way=way, deterministic=True)
@@ -630,12 +634,13 @@ def test_training(rank, world):
 
 
 OF_ARRIVALS = False
-_ARRIVALS = (test_keys_that_do_not_come, test_one_registration, test_gradients_that_leave_early)
-_ARRIVALS = *_ARRIVALS, test_delays_beside_collectives
+_ARRIVALS = (test_one_registration, test_gradients_that_leave_early, test_delays_beside_collectives)
+_ARRIVALS = *_ARRIVALS, test_keys_that_do_not_come
 _IN_ALL_WAYS = (test_families, test_features, test_lengths_and_heads, test_half, test_checkpointing, test_layouts)
 _IN_ALL_WAYS = *_IN_ALL_WAYS, test_calls_of_the_host, test_training, test_infinite_gradients_stay_in_their_column
 TESTS = {name: value for name, value in globals().items() if name.startswith("test_") and value not in _ARRIVALS}
-# Tests of way="arrive", apart: a rank may wait for another in vain.
+# Tests of way="arrive", apart: a rank may wait for another in vain. Those of a group share a start of the processes.
+GROUPS = [[test.__name__ for test in group] for group in (_ARRIVALS, _IN_ALL_WAYS)]
 ARRIVALS = {test.__name__: test for test in (*_ARRIVALS, *_IN_ALL_WAYS)}
 LIMIT = 20 if ON_GPU else 240  # seconds that a test of arrivals may take on a rank
 

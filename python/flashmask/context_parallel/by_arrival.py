@@ -39,14 +39,15 @@ class Arrive(torch.autograd.Function):
         shared.begin(local)
         laid = [with_own_keys(tensors, local) for tensors in of_one_shape(k, v)]
         stacks = [stack for stack, _, _ in laid]
+        whole_k, whole_v = unstacked(stacks)
+        mask = local.masks(alibi_slopes is not None, q.device).gathered
+        mask.plan(q.device)
+        arrivals = ops.Arrivals(local.needed_pieces(q.device), shared.state, options.arrival_timeout)
+        features = options.features(sink, alibi_slopes)
         # Others get what they wait for before anything here waits for others.
         _fill_slot(laid, shared)
         shared.offer()
         shared.pull(_copies(stacks, local), [stack.data_ptr() for stack in stacks])
-        whole_k, whole_v = unstacked(stacks)
-        mask = local.masks(alibi_slopes is not None, q.device).gathered
-        arrivals = ops.Arrivals(local.needed_pieces(q.device), shared.state, options.arrival_timeout)
-        features = options.features(sink, alibi_slopes)
         out, lse = ops.arriving_attention(q, whole_k, whole_v, mask, arrivals, *options.of_kernel, **features)
         shared.settle(len(local.pieces), out, lse, options.arrival_timeout)
         if local.keeps_keys:

@@ -35,7 +35,8 @@ from . import messages
 MOST_RANKS = 64  # flags of each kind in registered memory
 _WORD = 4
 _TRANSFER = "IIPPQ"  # as struct packs it, which is faster than ctypes
-_FLAG_BYTES = 2 * MOST_RANKS * _WORD  # "ready" of each rank, then "read" of each
+_READY_SETS = 4  # of flags "ready", which epochs use in turn
+_FLAG_BYTES = 2048  # "ready" of each rank in each set, then "read" of each
 _SLOTS = 2
 _GRANULE = 1 << 21  # bytes that registered memory is a multiple of, as CUDA hands it out
 _NOT_READ = 1 << 30  # what a report of a rank that has not read begins at
@@ -67,7 +68,7 @@ class CudaPeers:
     def __init__(self, device):
         self.device, self._library = device, capi.load()
         self._number = capi.cuda_device(device.index)
-        self._copies = torch.cuda.Stream(device)
+        self._copies = torch.cuda.Stream(device, priority=-1)  # which shares no queue of the device with kernels
         self._last = None
         self._early, self._early_stream = torch.cuda.Event(), torch.cuda.Stream(device, priority=-1)
         self._early.record(self._early_stream)  # which makes its handle
@@ -124,6 +125,10 @@ class CudaPeers:
         items = struct.pack(_TRANSFER * len(transfers), *itertools.chain.from_iterable(transfers))
         stream = self._copies.cuda_stream
         capi.check(self._library.fm_transfers_enqueue(items, len(transfers), self._number, stream))
+
+    def join(self):
+        """Makes the current stream wait for all copies."""
+        self._last.wait_stream(self._copies)
 
     def signal(self, flags, value):
         addresses = (C.c_void_p * len(flags))(*flags)
@@ -287,11 +292,18 @@ class Exchange:
         self._peers.signal([self._ready(peer, self.rank) for peer in self.others], self.epoch)
 
     def settle(self, pieces, out, lse, timeout):
-        """Ends the call: out and lse are NaN if something did not come in time, and the next call says what."""
+        """Ends the call: out and lse are NaN if something did not come in time, and the next call says what.
+
+        Copies that still wait for a flag then stop waiting, and have ended before the call does: a stream that waited
+        on could block the host, where it loads a kernel or frees memory.
+        """
         self._peers.settle(
             *(self.epoch, pieces, self.state, self._read(self.rank, 0)),
             *([self._read(rank, self.rank) for rank in range(self.world)], out, lse, timeout),  # its own, too: no gap
         )
+        # Epochs that use these flags again are offered after this rank's next settlements.
+        self._peers.signal([self._ready(self.rank, peer) for peer in self.others], self.epoch)
+        self._peers.join()
 
     def _raise_if_failed(self):
         report = self._peers.report()
@@ -313,11 +325,11 @@ class Exchange:
 
     def _ready(self, rank, peer):
         """The flag in a rank's memory that its peer sets when it has filled its slot."""
-        return self._addresses[rank] + peer * _WORD
+        return self._addresses[rank] + (self.epoch % _READY_SETS * MOST_RANKS + peer) * _WORD
 
     def _read(self, rank, peer):
         """The flag in a rank's memory that its peer sets when it has read the rank's slot."""
-        return self._addresses[rank] + (MOST_RANKS + peer) * _WORD
+        return self._addresses[rank] + (_READY_SETS * MOST_RANKS + peer) * _WORD
 
 
 def _registered(slot_bytes):
