@@ -36,7 +36,7 @@ class KeyLoader {
 
   /// Loads the next step's keys into the next slot, which nobody reads any more, and looks up the step after it.
   __device__ __forceinline__ void load_keys() {
-    // Now, or they would be moved behind the load of the next entry, and wait for it.
+    // Copies these here: moved behind the load of the next entry, the copies would wait for it.
     entry_ = ptx::opaque(next_entry_);
     row_ = ptx::opaque(next_row_);
     if (const KeyStep& loaded = step(loaded_); !loaded.is_end) {
@@ -143,11 +143,11 @@ class KeyLoader {
       copy_rows<Tile, true>(tile, address, columns);
     }
   }
-  /// The places of rows, as far as they are known.
+  /// How rows lie.
   enum class Rows : uint8_t {
     kUnaligned,
     kAligned,  ///< to 16 bytes
-    kInRuns    ///< so, runs of kRunKeys equally far apart, and as long as the tiles'
+    kInRuns    ///< aligned, as long as a tile's, and equally far apart in runs of kRunKeys
   };
   static constexpr uint32_t kRunKeys = 16;
   static_assert(Traits::kLoadedKeys % kRunKeys == 0);
