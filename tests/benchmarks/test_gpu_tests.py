@@ -246,6 +246,14 @@ def test_sanitizers_run_where_a_probe_shows_that_they_work(session, carry, monke
     assert session.receipt["tests"] == {"passed": 3 * len(rest), "failed": 0}
 
 
+def test_sanitizers_watch_calls_over_caches(session, carry, monkeypatch):
+    monkeypatch.setenv("SAID", WORKS)
+    (carry / "flashmask").touch()
+    run_tests.run_sanitizers(session, carry, 5)
+    watched = [line for line in asked(carry) if "flashmask" in line]
+    assert watched == [(tool, "flashmask") for tool in run_tests.CACHE_TOOLS]
+
+
 @pytest.mark.parametrize(
     "said, status",
     [
@@ -276,6 +284,13 @@ def test_where_they_work_what_they_find_fails(session, carry, monkeypatch):
     words = [carry / run_tests.REFUSED]
     run_tests.sanitize_with(session, str(carry / "compute-sanitizer"), "memcheck", "refused", words, 5)
     assert session.receipt["tests"] == {"passed": 3, "failed": 2}
+
+
+def test_programs_take_turns_with_the_gpus(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,GPU-a")
+    session = run_tests.Session({"figures": {}, "tests": {"passed": 0, "failed": 0}}, 60)
+    results = [session.run("shown", ["sh", "-c", "echo $CUDA_VISIBLE_DEVICES"], 5) for _ in range(4)]
+    assert [result["output"].strip() for result in results] == ["2,5,GPU-a", "5,GPU-a,2", "GPU-a,2,5", "2,5,GPU-a"]
 
 
 def test_refused_calls_are_counted(session, tmp_path):

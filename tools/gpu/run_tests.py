@@ -5,8 +5,9 @@ on a library with delays, and the cases and the refused calls under compute-sani
 this machine. `--only caches` checks many random calls over KV caches. `--only overhead` measures the cost on the host
 of a call of the PyTorch package, and `--only jax_speed` the JAX package beside jax.nn.
 
-Steps whose files are not built or not found are left out and named. The run ends within --seconds. Prints a short
-summary last and leaves a receipt with the tests passed and failed.
+Steps whose files are not built or not found are left out and named. Where there are several GPUs, programs take turns
+with them. The run ends within --seconds. Prints a short summary last and leaves a receipt with the tests passed and
+failed.
 """
 
 import argparse
@@ -65,6 +66,7 @@ TORCH_SECONDS = 20
 # Random calls over KV caches, of which a few are skipped, in processes of some threads: one that has many waits for
 # allocations.
 CACHE_CASES, CACHE_PROCESSES, CACHE_JOBS = 21600, 4, 3
+STRESS_CACHE_CASES, SANITIZED_CACHE_CASES = 1000, 60
 CASES = {direction: f"gpu_{direction}_cases" for direction in ("forward", "backward")}
 REFUSED = "gpu_refused_calls"
 # Tool: options of the cases. Memory that the program fills is no longer uninitialised.
@@ -74,6 +76,9 @@ SANITIZERS = {"memcheck": [], "racecheck": [], "synccheck": [], "initcheck": ["-
 LEFT_OUT = {("backward", "initcheck"): "it does not see what the copy engine writes"}
 # Nothing is launched there: what the checks of a call read is all there is.
 REFUSED_TOOL = "memcheck"
+# Calls over KV caches fill their memory beforehand, and their warps arrive at barriers by one lane, which racecheck takes
+# as ordering for that lane alone.
+CACHE_TOOLS = ("memcheck", "synccheck")
 # The only ones with all cases: following every access to shared memory is slow, and the backward has more of them.
 ALL_CASES = {("forward", "memcheck")}
 SANITIZER_FOLDERS = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer")
@@ -161,16 +166,21 @@ def run_verify(session, carry, cases, no_limit):
             session.add(result, *word_counts(result))
 
 
+def cache_words(cases, jobs):
+    """Arguments of the command that checks random calls over KV caches."""
+    return ["verify", "--backend", "cuda", "--caches", "only", "--cases", str(cases), "--jobs", str(jobs)]
+
+
 def run_caches(session, carry, cases):
     """New random calls over KV caches, `cases` or CACHE_CASES of them."""
     program = find_command(carry)
     if not program:
         return session.leave_out("caches", "there is no flashmask command")
-    command = [program, "verify", "--backend", "cuda", "--caches", "only", "--jobs", str(CACHE_JOBS)]
-    count, seed = -(-(cases or CACHE_CASES) // CACHE_PROCESSES), int(time.time())
+    command = [program, *cache_words(-(-(cases or CACHE_CASES) // CACHE_PROCESSES), CACHE_JOBS)]
+    seed = int(time.time())
 
     def run_process(n):
-        words = [*command, "--cases", str(count), "--seed", str(seed + n)]
+        words = [*command, "--seed", str(seed + n)]
         if result := session.run(f"caches {n}", words, 540):
             session.add(result, *word_counts(result))
 
@@ -337,6 +347,16 @@ def run_stress(session, carry, library, links):
         run_cases(session, carry, direction, "stress: ", ["--repeat", "3"], environment)
     until = {**environment, "FLASHMASK_PYTEST_SECONDS": "45"}
     run_pytest(session, "stress: pytest", ["-k", STRESS_TESTS, "-p", "tools.gpu.pytest_bounded"], 60, until)
+    run_stress_caches(session, carry, environment)
+
+
+def run_stress_caches(session, carry, environment):
+    program = find_command(carry)
+    if not program:
+        return session.leave_out("stress: caches", "there is no flashmask command")
+    words = [*cache_words(STRESS_CACHE_CASES, CACHE_JOBS), "--seed", str(int(time.time()))]
+    if result := session.run("stress: caches", [program, *words], 90, environment):
+        session.add(result, *word_counts(result))
 
 
 def find_sanitizer():
@@ -361,6 +381,16 @@ def run_sanitizers(session, carry, seconds):
             sanitize_with(session, sanitizer, REFUSED_TOOL, called, [program], seconds)
         else:
             sanitize(session, sanitizer, name, program, seconds)
+    sanitize_caches(session, carry, sanitizer, seconds)
+
+
+def sanitize_caches(session, carry, sanitizer, seconds):
+    program = find_command(carry)
+    if not program:
+        return session.leave_out("sanitizers: caches", "there is no flashmask command")
+    for tool in CACHE_TOOLS:
+        words = [program, *cache_words(SANITIZED_CACHE_CASES, CACHE_JOBS)]
+        sanitize_with(session, sanitizer, tool, f"sanitizer: caches {tool}", words, seconds)
 
 
 def sanitizer_refusal(session, sanitizer, program):

@@ -2,9 +2,11 @@
 """A run of `scripts/gpu-check tests`: its programs one by one within a time, what they say of themselves, and the
 receipt that grows with it."""
 
+import itertools
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import threading
@@ -28,11 +30,22 @@ class Clock:
         return self.end - time.monotonic()
 
 
+def visible_gpus():
+    """The names that CUDA_VISIBLE_DEVICES has for the GPUs that this process may use."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is None and shutil.which("nvidia-smi"):
+        listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False).stdout
+        return [str(n) for n in range(listed.count("GPU "))]
+    return [name for name in (named or "").split(",") if name]
+
+
 class Session:
-    """The run, and the receipt that grows with it."""
+    """The run, and the receipt that grows with it. Its programs see all GPUs; each finds another one first, which it
+    computes on."""
 
     def __init__(self, receipt, seconds, patience=1):
         self.receipt, self.clock, self.patience = receipt, Clock(seconds), patience
+        self.gpus, self.turn = visible_gpus(), itertools.count()
         self.figures = receipt["figures"]
         self.lock = threading.Lock()
         self.figures["parts"], self.figures["left_out"] = [], []
@@ -42,7 +55,14 @@ class Session:
         seconds = min(seconds * self.patience, self.clock.left())
         if seconds < 1:
             return self.leave_out(name, "no time was left", failed=True)
-        return run(name, command, seconds, environment)
+        return run(name, command, seconds, {**self.next_gpu(), **(environment or {})})
+
+    def next_gpu(self):
+        """The environment of the next program."""
+        if len(self.gpus) < 2:
+            return {}
+        first = next(self.turn) % len(self.gpus)
+        return {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus[first:] + self.gpus[:first])}
 
     def leave_out(self, name, why, failed=False):
         print(f"-- {name}: left out: {why}", flush=True)
