@@ -76,8 +76,8 @@ SANITIZERS = {"memcheck": [], "racecheck": [], "synccheck": [], "initcheck": ["-
 LEFT_OUT = {("backward", "initcheck"): "it does not see what the copy engine writes"}
 # Nothing is launched there: what the checks of a call read is all there is.
 REFUSED_TOOL = "memcheck"
-# Calls over KV caches fill their memory beforehand, and their warps arrive at barriers by one lane, which racecheck takes
-# as ordering for that lane alone.
+# Calls over KV caches fill their memory beforehand, and their warps arrive at barriers by one lane, which racecheck
+# takes as ordering for that lane alone.
 CACHE_TOOLS = ("memcheck", "synccheck")
 # The only ones with all cases: following every access to shared memory is slow, and the backward has more of them.
 ALL_CASES = {("forward", "memcheck")}
