@@ -83,28 +83,33 @@ class MaskBuilder {
       if (p_.features.positions.is_set()) by_positions(row, first_key);
     }
   }
-  /// From the plan's tiles of a tile's granules.
+  /// From the plan's tiles of a tile's granules. All loads of a granule are issued before any is used.
   __device__ __forceinline__ void read_tiles(int64_t offset, int32_t row, int32_t first_key) {
-#pragma unroll 1
+    constexpr int kOwn = Traits::kKeys / 32;
+    const auto key = static_cast<int32_t>(threadIdx.x % 32);
+#pragma unroll
     for (int g = 0; g < kWords / 2; ++g) {
       const cuda::BitTile tile = cuda::find_tile(p_.bits, offset, row / 64 + g, first_key / cuda::BitTiles::kKeys);
+      uint2 rows[kOwn];
 #pragma unroll
-      for (int n = 0; n < Traits::kKeys / 32; ++n) {
-        const int32_t key = static_cast<int32_t>(threadIdx.x % 32) + 32 * n;
-        const uint2 rows = tile.rows(first_key % cuda::BitTiles::kKeys + key);
-        Bits& bits = shared_.mask_bits[ring_.stage()][key];
-        bits.word[2 * g] = first_key + key < p_.seqlen_k ? Bits::by_lanes(rows.x) : 0;
-        bits.word[2 * g + 1] = first_key + key < p_.seqlen_k ? Bits::by_lanes(rows.y) : 0;
+      for (int n = 0; n < kOwn; ++n) rows[n] = tile.rows(first_key % cuda::BitTiles::kKeys + key + 32 * n);
+#pragma unroll
+      for (int n = 0; n < kOwn; ++n) {
+        write(first_key, key + 32 * n, 2 * g, rows[n].x);
+        write(first_key, key + 32 * n, 2 * g + 1, rows[n].y);
       }
     }
   }
 
-  /// Hands the bits of a column to the consumers; columns past the last are hidden.
+  /// Hands a word of a column's bits to the consumers; columns past the last are hidden. Has no branch, behind which
+  /// the loads of other columns would wait.
+  __device__ __forceinline__ void write(int32_t first_key, int32_t key, int word, uint32_t visible) {
+    const uint32_t exists = first_key + key < p_.seqlen_k ? ~0u : 0;
+    shared_.mask_bits[ring_.stage()][key].word[word] = Bits::by_lanes(visible & exists);
+  }
   __device__ __forceinline__ void write(int32_t first_key, int32_t key, const uint32_t (&visible)[kWords]) {
-    Bits& bits = shared_.mask_bits[ring_.stage()][key];
 #pragma unroll
-    for (int word = 0; word < kWords; ++word)
-      bits.word[word] = first_key + key < p_.seqlen_k ? Bits::by_lanes(visible[word]) : 0;
+    for (int word = 0; word < kWords; ++word) write(first_key, key, word, visible[word]);
   }
 
   /// Puts the bounds of the lane's keys in shared memory, where they serve all tiles of a work tile. All loads of an
