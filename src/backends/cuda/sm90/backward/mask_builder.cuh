@@ -89,7 +89,7 @@ class MaskBuilder {
     const auto key = static_cast<int32_t>(threadIdx.x % 32);
 #pragma unroll
     for (int g = 0; g < kWords / 2; ++g) {
-      const cuda::BitTile tile = cuda::find_tile(p_.bits, offset, row / 64 + g, first_key / cuda::BitTiles::kKeys);
+      const cuda::BitTile tile = find_tile(offset, row / 64 + g, first_key / cuda::BitTiles::kKeys);
       uint2 rows[kOwn];
 #pragma unroll
       for (int n = 0; n < kOwn; ++n) rows[n] = tile.rows(first_key % cuda::BitTiles::kKeys + key + 32 * n);
@@ -98,6 +98,22 @@ class MaskBuilder {
         write(first_key, key + 32 * n, 2 * g, rows[n].x);
         write(first_key, key + 32 * n, 2 * g + 1, rows[n].y);
       }
+    }
+  }
+
+  /// Finds the tile of a granule. A lane keeps that of one in 32 granules, so that few tiles wait for it, unless
+  /// registers are scarce.
+  __device__ __forceinline__ cuda::BitTile find_tile(int64_t offset, int32_t granule, int32_t key_block) {
+    if constexpr (kHalves<Traits>) {
+      return cuda::find_tile(p_.bits, offset, granule, key_block);
+    } else {
+      const int32_t first = granule / 32 * 32;
+      const int64_t place = (offset + first * int64_t{p_.bits.words_per_row}) * 32 + key_block;
+      if (place != kept_of_) {
+        kept_of_ = place;
+        own_tile_ = cuda::find_tile(p_.bits, offset, first + static_cast<int32_t>(threadIdx.x % 32), key_block);
+      }
+      return cuda::read_lane_tile(own_tile_, granule % 32);
     }
   }
 
@@ -117,8 +133,8 @@ class MaskBuilder {
   __device__ __forceinline__ void read_bounds(int64_t offset, int32_t first_key) {
     const rules::Columns& mask = p_.mask.first;
     const int64_t first = offset + first_key * mask.stride;
-    if (first == bounds_of_) return;
-    bounds_of_ = first;
+    if (first == kept_of_) return;
+    kept_of_ = first;
     constexpr int kOwn = Traits::kKeys / 32;
     const auto key = static_cast<int32_t>(threadIdx.x % 32);
 #pragma unroll 1
@@ -203,7 +219,10 @@ class MaskBuilder {
   const Params& p_;
   Shared& shared_;
   ptx::RingPosition<Traits::kStages> ring_;
-  int64_t bounds_of_ = -1;  ///< which columns' bounds are in shared memory: the first one's place in the vectors
+  cuda::BitTile own_tile_{};  ///< see find_tile
+  /// Which columns' bounds are in shared memory, by the first one's place in the vectors; or which granules' tiles the
+  /// lanes have, by the first one's place in the plan.
+  int64_t kept_of_ = -1;
 };
 
 }  // namespace flashmask::sm90::bwd
