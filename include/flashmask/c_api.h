@@ -391,7 +391,8 @@ typedef enum fm_cache_flags {
   FM_BATCH_INVARIANT = 1u << 5, /* fm_cached_args, fm_cached_plan: a request's bits do not depend on the batch */
   FM_KEYS_IN_PAGES = 1u << 6,   /* fm_sequence_mask: bounds and k_pos lie beside the pages, not by sequences */
   FM_WRITE_SCALES = 1u << 7,    /* fm_append_args: a new token's scales, too; AppendArgs in kv_cache.h */
-  FM_FLOAT8_CACHE = 1u << 8     /* fm_cached_plan: for calls over a cache of e4m3 */
+  FM_FLOAT8_CACHE = 1u << 8,    /* fm_cached_plan: for calls over a cache of e4m3 */
+  FM_FOREST = 1u << 9           /* fm_cached_plan: many sequences as one; forest of CachedCapacities in kv_cache.h */
 } fm_cache_flags;
 
 /* KvCacheView. page_table, or page_indptr and page_indices, or none of them: contiguous. */
@@ -420,7 +421,7 @@ typedef struct fm_sequence_mask {
 /* CachedPlan: what it has room for, its buffer on the device, and what it was last built for. */
 typedef struct fm_cached_plan {
   uint32_t struct_size;
-  uint32_t flags; /* FM_BATCH_INVARIANT, FM_FLOAT8_CACHE */
+  uint32_t flags; /* FM_BATCH_INVARIANT, FM_FLOAT8_CACHE, FM_FOREST */
   int64_t max_batch, max_rows, max_keys;
   int64_t max_total_keys; /* 0: max_batch * max_keys */
   int64_t heads_q, heads_kv, head_dim, head_dim_v;

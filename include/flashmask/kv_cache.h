@@ -94,6 +94,10 @@ struct CachedCapacities {
   bool batch_invariant = false;
   int64_t split_size = kDefaultSplitSize;
   bool float8 = false;  ///< the cache is float8_e4m3: devices may have other kernels for it
+  /// Calls are of one request, whose keys are the distinct pages of max_batch sequences, in a table, and whose rows are
+  /// theirs: neighbours that see the same keys. Devices read a key for as many rows at once as see it. Without
+  /// batch_invariant.
+  bool forest = false;
 };
 
 /// Work that calls of one mask and cache share: done once, for all layers of a model. It holds their scratch, too. The

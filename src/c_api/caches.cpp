@@ -43,7 +43,7 @@ SequenceMaskView read_sequence_mask(const fm_sequence_mask* from, Device device)
 int64_t split_size_of(int64_t given) { return given == 0 ? kDefaultSplitSize : given; }
 
 CachedPlan read_plan(const fm_cached_plan& c, Device device) {
-  check_flags(c.flags, FM_BATCH_INVARIANT | FM_FLOAT8_CACHE, "plan");
+  check_flags(c.flags, FM_BATCH_INVARIANT | FM_FLOAT8_CACHE | FM_FOREST, "plan");
   CachedPlan plan{.capacities = {.max_batch = c.max_batch,
                                  .max_rows = c.max_rows,
                                  .max_keys = c.max_keys,
@@ -54,7 +54,8 @@ CachedPlan read_plan(const fm_cached_plan& c, Device device) {
                                  .max_total_keys = c.max_total_keys,
                                  .batch_invariant = (c.flags & FM_BATCH_INVARIANT) != 0,
                                  .split_size = split_size_of(c.split_size),
-                                 .float8 = (c.flags & FM_FLOAT8_CACHE) != 0},
+                                 .float8 = (c.flags & FM_FLOAT8_CACHE) != 0,
+                                 .forest = (c.flags & FM_FOREST) != 0},
                   .buffer = memory(c.buffer, c.bytes, "plan->buffer"),
                   .device = device};
   std::copy(std::begin(c.built_for), std::end(c.built_for), plan.built_for.begin());

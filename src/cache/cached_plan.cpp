@@ -81,7 +81,7 @@ uint64_t itself(const CachedPlan& plan) {
   const CachedCapacities& c = plan.capacities;
   return digest({static_cast<int64_t>(reinterpret_cast<std::uintptr_t>(plan.buffer.data())),
                  static_cast<int64_t>(plan.buffer.size()), c.max_batch, c.max_rows, c.max_keys, c.heads_q, c.heads_kv,
-                 c.head_dim, c.head_dim_v, c.max_total_keys, c.batch_invariant, c.split_size, c.float8});
+                 c.head_dim, c.head_dim_v, c.max_total_keys, c.batch_invariant, c.split_size, c.float8, c.forest});
 }
 
 Digests digests_of(const CachedProblem& p, const CachedPlan& plan) {
@@ -126,6 +126,17 @@ void check_capacities(const CachedCapacities& c) {
   }
   if (c.heads_q % c.heads_kv != 0)
     throw_invalid("heads_q is ", c.heads_q, " and heads_kv ", c.heads_kv, "; the former must be a multiple");
+  if (c.forest && c.batch_invariant)
+    throw_invalid("forest is set beside batch_invariant, whose splits are a request's; leave out one of them");
+}
+
+/// Throws unless the call is of one sequence, in a table within the plan's max_keys, as that of a forest is.
+void check_is_forest(const CachedCapacities& c, const CachedProblem& p) {
+  if (p.batch != 1) throw_invalid("the call has ", p.batch, " requests and the plan is a forest's; it must have one");
+  if (p.cache.page_indptr.defined())
+    throw_invalid("the cache has page_indptr and the plan is a forest's; it must have a page_table, or none");
+  if (p.capacity > c.max_keys)
+    throw_invalid("the request has room for ", p.capacity, " keys and the forest's plan max_keys ", c.max_keys);
 }
 
 /// Throws unless the plan has room for the call.
@@ -143,6 +154,7 @@ void check_fits(const CachedCapacities& c, const CachedProblem& p) {
                                            {"split_size", p.split_size, c.split_size}}) {
     if (got != planned) throw_invalid(name, " of the call is ", got, " and of the plan ", planned);
   }
+  if (c.forest) check_is_forest(c, p);
   if (p.batch_invariant != c.batch_invariant)
     throw_invalid("batch_invariant of the call is ", p.batch_invariant, " and of the plan ", c.batch_invariant);
   if (p.has_float8() != c.float8)

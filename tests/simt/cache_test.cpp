@@ -689,6 +689,178 @@ TEST(CachePlan, AnyLengthsAndTables) {
   }
 }
 
+// --- Plans of forests -----------------------------------------------------------------------------
+
+/// A random call of one sequence, whose rows are those of several requests.
+class MadeForest {
+ public:
+  MadeForest(const CachedProblem& p, const CachedCapacities& capacities, const cuda::WorkPlaces& places)
+      : p_(p), made_(p, capacities, places), plan_(made_.plan), sequence_(p, 0), sight_(p, sequence_) {}
+
+  void expect_right() {
+    ASSERT_TRUE(plan_.is_forest());
+    ASSERT_EQ(plan_.shares[0].dealt, 0);
+    expect_levels();
+    for (int64_t i = 0; i < sequence_.rows().count; ++i) {
+      for (int64_t head = 0; head < p_.heads_kv; ++head) expect_row(i, head);
+    }
+    expect_results();
+  }
+
+ private:
+  /// Tiles of a size are whole tiles of the next.
+  void expect_levels() const {
+    for (int n = 0; n < cuda::kTileLevels; ++n) {
+      const cuda::TileLevel& level = plan_.levels[n];
+      ASSERT_GE(level.slots * level.rows, sequence_.rows().count);
+      ASSERT_LE(level.packed_rows, n == 0 ? plan_.packed_rows : cuda::kMiddlePackedRows);
+      ASSERT_EQ(level.packed_rows, level.rows * plan_.group);
+      ASSERT_TRUE(n == 0 || plan_.levels[n - 1].rows % level.rows == 0);
+    }
+  }
+  struct Seen {
+    bool live, full;
+  };
+  Seen bits_of(int64_t slot, int64_t head, int64_t block) const {
+    const int64_t list = slot * plan_.mask_heads + (plan_.mask_heads == 1 ? 0 : head),
+                  word = list * plan_.words + block / kBlocksOfWord;
+    const auto is_set = [&](const uint32_t* bits) { return (bits[word] >> block % kBlocksOfWord & 1) != 0; };
+    return {is_set(plan_.live_bits), is_set(plan_.full_bits)};
+  }
+
+  /// A row meets each block that it sees in one of its tiles, and those tiles are listed. A block is full where all
+  /// rows of the tile see all of it.
+  void expect_row(int64_t i, int64_t head) const {
+    for (int64_t block = 0; block < sight_.blocks(); ++block) {
+      RowTile row{};
+      row.first_row = static_cast<int32_t>(i);
+      row.row_count = 1;
+      int met = 0;
+      for (const cuda::TileLevel& level : plan_.levels) {
+        const int64_t t = i / level.rows, slot = level.first_slot + t;
+        const Seen seen = bits_of(slot, head, block);
+        met += seen.live;
+        if (seen.live) {
+          ASSERT_GE(plan_.listed[slot], 0) << "row " << i << ", block " << block;
+        }
+        RowTile tile{};
+        tile.first_row = static_cast<int32_t>(t * level.rows);
+        tile.row_count = static_cast<int32_t>(std::min<int64_t>(level.rows, sequence_.rows().count - tile.first_row));
+        if (seen.full) {
+          ASSERT_TRUE(seen.live && sight_.of(tile, head, block).all) << "row " << i << ", block " << block;
+        }
+      }
+      ASSERT_LE(met, 1) << "row " << i << ", block " << block;
+      if (sight_.of(row, head, block).any) {
+        ASSERT_EQ(met, 1) << "row " << i << ", block " << block;
+      }
+    }
+  }
+
+  /// Shares have all blocks of all units in order, and no two results lie in one place.
+  void expect_results() const {
+    std::vector<bool> taken(static_cast<std::size_t>(plan_.split_rows));
+    int32_t share = 0;
+    int64_t left = plan_.shares[0].blocks, all = 0;
+    for (int32_t index = 0; all < plan_.shares[0].all_blocks; ++index) {
+      const RowTile& tile = plan_.tiles[index];
+      ASSERT_EQ(tile.blocks_before, all);
+      ASSERT_EQ(plan_.listed[tile.list / plan_.mask_heads], index);
+      for (int32_t head = 0; head < p_.heads_kv; ++head) {
+        const int32_t live = plan_.mask_heads == 1 ? tile.live_blocks : plan_.live[tile.live_list + head];
+        ASSERT_GT(live, 0);
+        all += live;
+        for (int64_t rest = live; rest > 0;) {
+          while (left == 0) left = plan_.shares[++share].blocks;
+          const int64_t first = tile.part + (head + share) * tile.parts;
+          ASSERT_LE(tile.row_count * tile.head_count, tile.parts);
+          ASSERT_LE(first + tile.parts, plan_.split_rows);
+          for (int64_t n = first; n < first + tile.parts; ++n) {
+            ASSERT_FALSE(taken[static_cast<std::size_t>(n)]) << "tile " << index << ", share " << share;
+            taken[static_cast<std::size_t>(n)] = true;
+          }
+          const int64_t blocks = std::min(rest, left);
+          rest -= blocks;
+          left -= blocks;
+        }
+      }
+    }
+    ASSERT_EQ(all, plan_.shares[0].all_blocks);
+  }
+
+  const CachedProblem& p_;
+  const MadePlan made_;
+  const WorkPlan& plan_;
+  const Sequence sequence_;
+  const Sight sight_;
+};
+
+void expect_forest(uint64_t seed, const Limits& limits) {
+  Random random(seed);
+  DrawnCall call(random, limits);
+  const CachedProblem p = check_cached(call.args, {}, false);
+  if (p.cache.page_indptr.defined() || p.total_rows() == 0) return;  // refused
+  CachedCapacities capacities = cuda::capacities_of(p);
+  capacities.forest = true;
+  capacities.max_keys = p.capacity + random.integer(0, 1) * 5000;
+  capacities.max_batch = random.integer(1, p.total_rows());
+  capacities.max_rows += random.integer(0, 1) * random.integer(0, 99);
+  simt::set_seed(seed);
+  MadeForest(p, capacities, draw_places(random)).expect_right();
+}
+
+TEST(CachePlan, Forests) {
+  for (uint64_t n = 0; n < 400; ++n) {
+    SCOPED_TRACE("case " + std::to_string(n));
+    const int64_t groups[] = {1, 3, 4, 8, 11, 17, 32};
+    expect_forest(9000 + n, {.most_batch = 1, .most_rows = 200, .most_keys = 1500, .group = groups[n % 7]});
+    if (HasFailure()) return;
+  }
+}
+
+/// Rows of 64 requests, of which each sees 256 keys that all do, and 128 of its own: tall tiles have the former alone.
+TEST(CachePlan, AForestReadsSharedKeysForManyRowsAndOwnKeysForFew) {
+  constexpr int64_t kRequests = 64, kShared = 256, kOwn = 128, kKeys = kShared + kRequests * kOwn;
+  const int64_t sequence_keys = kKeys + kRequests;  // row i is row kKeys + i of the sequence
+  const Storage bounds = int32s({1, 1, sequence_keys, 2}, [&](int64_t n) -> int64_t {
+    const int64_t key = n / 2, request = (key - kShared) / kOwn;
+    const bool is_end = n % 2 == 1;
+    if (key < kShared) return is_end ? 0 : kForGood;
+    if (key >= kKeys) return is_end ? kForGood : 0;
+    return kKeys + request + (is_end ? 0 : 1);
+  });
+  const Storage seqlens = int32s({1}, [&](int64_t) { return sequence_keys; });
+  CachedForwardArgs args;
+  args.q = TensorView::contiguous(nullptr, DataType::kBFloat16, {1, kRequests, 8, 8});
+  args.cache.k = TensorView::contiguous(nullptr, DataType::kBFloat16, {1, sequence_keys, 2, 8});
+  args.q.device = args.cache.k.device = kDevice;
+  args.out = args.q;
+  args.cache.v = args.cache.k;
+  args.cache.seqlens = seqlens.view;
+  args.mask = {.causal = false, .bounds = bounds.view};
+  const CachedProblem p = check_cached(args, {}, false);
+  CachedCapacities capacities = cuda::capacities_of(p);
+  capacities.forest = true;
+  capacities.max_keys = p.capacity;
+  capacities.max_batch = kRequests;
+  MadePlan made(p, capacities,
+                {.shares = 132,
+                 .least_blocks = 1,
+                 .split_blocks = 2,
+                 .packed_rows = cuda::kTallPackedRows,
+                 .tile_rows = cuda::kTallPackedRows,
+                 .head_dim_v = 8});
+  const WorkPlan& plan = made.plan;
+  ASSERT_EQ(plan.shares[0].all_blocks, 2 * (2 * kShared / kBlockKeys + kRequests));
+  for (int64_t index = 0; index < 2 + kRequests; ++index) {
+    const RowTile& tile = plan.tiles[index];
+    EXPECT_EQ(tile.row_count, index < 2 ? 32 : 1);
+    EXPECT_EQ(tile.live_blocks, index < 2 ? kShared / kBlockKeys : 1);
+    for (int64_t word = 0; word < plan.words; ++word)
+      EXPECT_EQ(plan.live_bits[tile.list * plan.words + word], plan.full_bits[tile.list * plan.words + word]);
+  }
+}
+
 // --- Appending ------------------------------------------------------------------------------------
 
 /// Random rows for a random cache, equal for equal seeds wherever they are.

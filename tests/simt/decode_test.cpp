@@ -101,6 +101,25 @@ TEST(DecodeOnTheHost, WithoutBankConflicts) {
   }
 }
 
+/// Rows of many requests in one sequence, of which some keys are seen by all, some by neighbours, and some by few.
+TEST(DecodeOnTheHost, Forests) {
+  for (const bool float8 : {false, true}) {
+    for (const int64_t heads_q : {2, 8, 22}) {
+      for (uint64_t seed = 1; seed <= (test_long() ? 20u : 2u); ++seed) {
+        CachedCase c = some_case(sm80::kDecodeTiles[seed % 2], DataType::kBFloat16, float8);
+        c.seed = seed;
+        c.keys = {600};
+        c.rows = {seed % 2 == 0 ? 70 : 33};
+        c.heads_q = heads_q;
+        c.vectors = 2;
+        c.causal = false;
+        c.vectors_by_head = seed % 2 == 0;
+        expect_passes(c);
+      }
+    }
+  }
+}
+
 /// A plan's places are those of the kernels that the device takes by itself.
 TEST(DecodeOnTheHost, APlanIsForOneKernelSet) {
   constexpr Device kDevice{Device::Kind::kCuda, 0};

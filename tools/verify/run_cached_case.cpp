@@ -63,6 +63,7 @@ class CachedRun {
     check_explanation(tensors);
     check_threads(tensors, bits);
     check_plan(tensors, bits);
+    if (may_be_forest()) check_forest(tensors);
     check_placements(bits);
     if (!on_device_ || c_.batch_invariant) check_alone(bits);
     if (!on_device_) check_last_rows(bits);
@@ -228,11 +229,17 @@ class CachedRun {
 
   /// A ready plan changes nothing, nor does an lse that nobody wants.
   void check_plan(CachedTensors& tensors, const std::vector<RequestBits>& bits) {
-    const Options options = call_options(tensors.features(), options_.threads);
     CachedForwardArgs args = tensors.args();
     args.lse = {};
-    CachedPlan plan{.capacities = capacities(), .buffer = {}, .device = {}};
-    if (!c_.batch_invariant) keep_tiles(tensors, plan.capacities);
+    CachedCapacities roomy = capacities();
+    if (!c_.batch_invariant) keep_tiles(tensors, roomy);
+    const std::vector<RequestBits> got = run_planned(tensors, args, roomy, options_.threads);
+    for (std::size_t b = 0; b < bits.size(); ++b) check_equal({got[b].out, bits[b].lse}, bits[b], b, "with a plan");
+  }
+  std::vector<RequestBits> run_planned(CachedTensors& tensors, CachedForwardArgs args, const CachedCapacities& roomy,
+                                       int threads) {
+    const Options options = call_options(tensors.features(), threads);
+    CachedPlan plan{.capacities = roomy, .buffer = {}, .device = {}};
     tensors.poison_outputs();
     if (on_device_) {
       run_planned_on_device(args, options, plan);
@@ -244,8 +251,7 @@ class CachedRun {
       call(args, options, "run with a plan");
       if (!buffer.guards_intact()) fail("plan: something was written outside of its buffer");
     }
-    const std::vector<RequestBits> got = bits_after(draw_, tensors, "run with a plan");
-    for (std::size_t b = 0; b < bits.size(); ++b) check_equal({got[b].out, bits[b].lse}, bits[b], b, "with a plan");
+    return bits_after(draw_, tensors, "run with a plan");
   }
   void run_planned_on_device(CachedForwardArgs args, Options options, CachedPlan& plan) {
     const DeviceViews copies(every_tensor(args, options.features));
@@ -258,7 +264,29 @@ class CachedRun {
     options_.implementation.cached_forward(args, {}, options);  // the plan serves all layers of a model
     if (!buffer.guards_intact()) fail("plan: something was written outside of its buffer");
     copies.copy_back(args.out);
+    if (args.lse.defined()) copies.copy_back(args.lse);
   }
+
+  /// True if the call may be that of a forest: one sequence in a table, or without one.
+  bool may_be_forest() const {
+    return draw_.requests.size() == 1 && !c_.batch_invariant && placement_.tables != CacheTables::kLists;
+  }
+  /// The rows as those of a forest's requests, of which keys are read for few at once or for many: right results, and
+  /// the same bits whatever max_ctas is.
+  void check_forest(CachedTensors& tensors) {
+    const CachedForwardArgs args = tensors.args();
+    CachedCapacities roomy = capacities();
+    roomy.forest = true;
+    roomy.max_batch = 1 + static_cast<int64_t>(c_.seed % static_cast<uint64_t>(roomy.max_rows));
+    const TensorView& table = args.cache.page_table;
+    roomy.max_keys = args.cache.k.shape[1] * (table.defined() ? table.shape[1] : 1);
+    const CachedPlan plan{.capacities = roomy, .buffer = {}, .device = on_device_ ? numerics::kDevice : Device{}};
+    if (on_device_ && explanation_of(tensors, &plan).backend.empty()) return;
+    const std::vector<RequestBits> bits = run_planned(tensors, args, roomy, options_.threads);
+    check_request(0, tensors.results(0));
+    check_equal(run_planned(tensors, args, roomy, 2), bits, "of a forest with other threads");
+  }
+
   /// Takes the room for more rows away where a plan with it has other tiles, and bits of its own.
   void keep_tiles(const CachedTensors& tensors, CachedCapacities& roomy) const {
     const CachedPlan plan{.capacities = roomy, .buffer = {}, .device = on_device_ ? numerics::kDevice : Device{}};

@@ -71,6 +71,7 @@ class CachePlan:
     max_total_keys: keys of all requests together, which bounds the scratch; None: max_batch * max_keys.
     batch_invariant, split_size: of the calls.
     float8: the calls' cache is float8_e4m3fn.
+    forest: the calls are those of a Forest of max_batch requests, which makes its plans itself.
     device: where the tensors are; None: torch's default device.
 
     On Hopper a plan with max_rows * heads_q / heads_kv above 64 * max_batch is for prefill: it serves single rows, too,
@@ -93,6 +94,7 @@ class CachePlan:
         split_size: int = SPLIT_SIZE,
         device: torch.device | str | None = None,
         float8: bool = False,
+        forest: bool = False,
     ):
         counts = {
             "max_batch": max_batch,
@@ -111,6 +113,7 @@ class CachePlan:
         self.device = torch.empty(0, device=device).device
         flags = capi.BATCH_INVARIANT if self.batch_invariant else 0
         flags |= capi.FLOAT8_CACHE if arguments.flag("float8", float8) else 0
+        flags |= capi.FOREST if arguments.flag("forest", forest) else 0
         fm_plan, size = capi.make(capi.CachedPlan, flags=flags, **counts), C.c_size_t()
         options = call_options.make(**place_of(self.device))
         capi.check(capi.load().fm_cached_plan_bytes(C.byref(fm_plan), C.byref(options), C.byref(size)))

@@ -19,7 +19,7 @@ from .row_runs import PlacedRows
 
 _MOST_KEYS = 2**31 - 1
 _NEVER = 2**31  # beyond every entry of a table
-_SHORT_TILE = 32  # packed rows of a GPU's shortest tile
+_FEW_ROWS = 32  # packed rows of a request up to which GPUs read what it does not share for its own rows alone
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,8 +157,9 @@ class Forest:
         self, heads_q: int, heads_kv: int, head_dim: int, head_dim_v: int | None = None, float8: bool = False
     ) -> CachePlan:
         """A CachePlan for calls over the forest, one for all layers of one mask; see update_plan."""
+        is_forest = self._has_few_rows(heads_q, heads_kv)
         return CachePlan(
-            self._most_sequences(heads_q, heads_kv),
+            self._table.shape[0] if is_forest else 1,
             self.rows,
             self.max_keys,
             heads_q,
@@ -168,6 +169,7 @@ class Forest:
             max_total_keys=self.max_keys,
             device=self._table.device,
             float8=float8,
+            forest=is_forest,
             **self._invariance,
         )
 
@@ -261,13 +263,11 @@ class Forest:
         heads_kv, head_dim_v, is_float8 = cache.k.shape[2], cache.v.shape[3], cache.k.element_size() == 1
         return self.plan(q.shape[-2], heads_kv, q.shape[-1], head_dim_v, is_float8)
 
-    def _most_sequences(self, heads_q: int, heads_kv: int) -> int:
-        """The max_batch of a plan, though calls have one sequence: GPUs choose tiles by the average rows of requests,
-        and few rows of a tall tile see a block of keys. With batch_invariant 1: only tall tiles fold in place."""
+    def _has_few_rows(self, heads_q: int, heads_kv: int) -> bool:
+        """True if GPUs choose for each key how many rows read it at once, as a plan of a forest says. With many rows a
+        request fills tiles itself, and with batch_invariant only tall tiles fold in place."""
         packed = self.rows * (heads_q // max(heads_kv, 1))
-        if self._invariance or packed > _SHORT_TILE * self._table.shape[0]:
-            return 1
-        return max(-(-packed // _SHORT_TILE), 1)
+        return not self._invariance and packed <= _FEW_ROWS * self._table.shape[0]
 
     # --- Rows and keys in their order ---------------------------------------------------------------------
 

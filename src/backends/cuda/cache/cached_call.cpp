@@ -167,6 +167,9 @@ void build_plan(const CachedProblem& p, const CachedPlan& plan, const WorkPlanLa
 
 std::string shares_text(const CachedProblem& p, const WorkPlaces& places) {
   const std::string tiles = message("tiles of up to ", places.packed_rows, " packed rows; ");
+  if (has_levels(plan_capacities(p), places.packed_rows))
+    return message(tiles, "each block of 128 keys for as many rows at once as costs least, live ones in ",
+                   places.shares, " equal shares, merged in ascending order by a kernel behind");
   if (p.batch_invariant && places.packed_rows > kPackedRows)
     return message(tiles, "at multiples of ", p.split_size, " keys, row tiles dealt whole to ", places.shares,
                    " CTAs, each split folded into those before");

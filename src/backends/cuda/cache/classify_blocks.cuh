@@ -46,6 +46,29 @@ class LaneKeys {
     return seen;
   }
 
+  /// Rows of the sequence outside of which vectors hide all of the lane's keys.
+  struct RowRange {
+    int32_t begin = INT32_MAX, end = 0;
+    __device__ __forceinline__ void add(const RowRange& other) {
+      begin = min(begin, other.begin);
+      end = max(end, other.end);
+    }
+  };
+  __device__ __forceinline__ RowRange left_by_vectors() const {
+    RowRange all;
+    for (int i = 0; i < kCount; ++i) {
+      const HiddenIntervals& hidden = hidden_[i * blockDim.x];
+      RowRange own{0, INT32_MAX};
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        if (hidden.begin[n] <= 0) own.begin = max(own.begin, hidden.end[n]);
+        if (hidden.end[n] == INT32_MAX) own.end = min(own.end, hidden.begin[n]);
+      }
+      if (key(i) < s_.keys()) all.add(own);
+    }
+    return all;
+  }
+
  private:
   /// Loads the keys' intervals, none without vectors, all under way at once; of keys past the last the last one's.
   __device__ __forceinline__ void load(const CachedView& call, int64_t hk) {

@@ -63,25 +63,40 @@ class WorkDivider {
     return low;
   }
 
-  /// The slot's tile, and the live blocks of its units; none if no rows are there.
+  /// The slot's tile, and the live blocks of its units; none if no rows are there, or in a forest no live blocks.
   __device__ __forceinline__ Sums make_tile(int64_t slot, RowTile& tile) const {
+    if (plan_.is_forest()) return make_level_tile(static_cast<int32_t>(slot), tile);
     const int64_t b = request_of(slot);
     if (b >= call_.batch) return {};
     const SequenceView sequence(call_, b);
     const SequenceSizes& sizes = sequence.sizes();
     const int64_t t = slot - slots_.first(b, sizes.rows.begin);
     if (t < 0 || t >= slots_.count(sizes.rows.count)) return {};
+    set_sizes(b, sizes, tile);
+    slots_.place(t, sizes.rows.count, tile);
+    tile.list = tile.live_list = static_cast<int32_t>(slot * plan_.mask_heads);
+    if (!lists_splits()) return {1, plan_.has_classes ? count_classes(tile) : count_band(sequence, tile)};
+    if (!plan_.has_classes) count_band(sequence, tile);
+    return count_splits(tile);
+  }
+  __device__ __forceinline__ static void set_sizes(int64_t b, const SequenceSizes& sizes, RowTile& tile) {
     tile.request = static_cast<int32_t>(b);
     tile.rows_begin = static_cast<int32_t>(sizes.rows.begin);
     tile.rows_count = static_cast<int32_t>(sizes.rows.count);
     tile.first_entry = static_cast<int32_t>(sizes.first_entry);
     tile.keys = static_cast<int32_t>(sizes.keys);
     tile.tail = static_cast<int32_t>(sizes.tail);
-    slots_.place(t, sizes.rows.count, tile);
-    tile.list = tile.live_list = static_cast<int32_t>(slot * plan_.mask_heads);
-    if (!lists_splits()) return {1, plan_.has_classes ? count_classes(tile) : count_band(sequence, tile)};
-    if (!plan_.has_classes) count_band(sequence, tile);
-    return count_splits(tile);
+  }
+  __device__ __forceinline__ Sums make_level_tile(int32_t slot, RowTile& tile) const {
+    const SequenceView sequence(call_, 0);
+    const TileLevel& level = slots_.place_in_level(slot, sequence.rows().count, tile);
+    if (tile.row_count <= 0) return {};
+    set_sizes(0, sequence.sizes(), tile);
+    tile.list = tile.live_list = slot * plan_.mask_heads;
+    tile.part = level.first_result + (slot - level.first_slot) * plan_.heads_kv * level.packed_rows;
+    tile.parts = level.packed_rows;
+    const int64_t blocks = count_classes(tile);
+    return {blocks > 0, blocks};
   }
   __device__ __forceinline__ bool has_whole_units() const { return plan_.invariant_blocks > 0; }
   __device__ __forceinline__ bool lists_splits() const { return has_whole_units() && !plan_.folds(); }
@@ -96,14 +111,23 @@ class WorkDivider {
   __device__ __forceinline__ int64_t count_classes(RowTile& tile) const {
     const int32_t blocks = (tile.keys + kBlockKeys - 1) / kBlockKeys, known = min(blocks, plan_.words * kBlocksOfWord);
     int64_t all = 0;
+    int32_t first_word = plan_.words;
     for (int32_t head = 0; head < plan_.mask_heads; ++head) {
       const uint32_t* const bits = plan_.live_bits + int64_t{tile.list + head} * plan_.words;
       int32_t live = blocks - known;  // keys that a plan has no room for are looked at one by one
-      for (int32_t word = 0; word * kBlocksOfWord < known; ++word) live += __popc(__ldcg(bits + word));
+      for (int32_t word = 0; word * kBlocksOfWord < known; ++word) {
+        const uint32_t of_word = __ldcg(bits + word);
+        live += __popc(of_word);
+        if (of_word != 0) first_word = min(first_word, word);
+      }
       live = max(live, 1);
       if (head == 0) tile.live_blocks = live;
       plan_.live[tile.list + head] = live;
       all += live;
+    }
+    if (plan_.is_forest()) {
+      if (first_word == plan_.words) return 0;
+      tile.first_block = first_word * kBlocksOfWord;  // many words lie before a request's own keys
     }
     return plan_.mask_heads == 1 ? all * plan_.heads_kv : all;
   }
@@ -201,6 +225,8 @@ class WorkDivider {
       const Sums own = slot < plan_.tile_slots ? make_tile(slot, tile) : Sums{};
       Sums all;
       const Sums sums = add_up(own, all);
+      if (plan_.is_forest() && slot < plan_.tile_slots)
+        plan_.listed[slot] = own.tiles > 0 ? static_cast<int32_t>(before.tiles + sums.tiles) : -1;
       if (own.tiles > 0) {
         const Sums place{before.tiles + sums.tiles, before.blocks + sums.blocks};
         if (lists_splits()) {
@@ -264,6 +290,7 @@ class WorkDivider {
   __device__ __forceinline__ bool is_tall() const { return plan_.packed_rows > kPackedRows; }
   /// True if no CTA has much more than its share where whole units are dealt.
   __device__ __forceinline__ bool deals_units(const Sums& all) {
+    if (plan_.is_forest()) return false;
     if (!is_tall() || plan_.folds()) return is_tall();
     const auto ctas = static_cast<int32_t>(plan_.most_shares), tiles = static_cast<int32_t>(all.tiles);
     for (auto own = static_cast<int32_t>(threadIdx.x); own < ctas; own += kDivideThreads) {
@@ -287,7 +314,7 @@ class WorkDivider {
   __device__ __forceinline__ int64_t whole_units(int64_t most, const Sums& all) const {
     constexpr int64_t kShortBlocks = 8;
     const int64_t units = all.tiles * plan_.heads_kv;
-    if (has_whole_units()) return most;
+    if (has_whole_units() || plan_.is_forest()) return most;
     if (units == 0 || units > most || all.blocks > kShortBlocks * most) return most;
     const int64_t whole = quotient(most, units) * units;
     return 16 * whole >= 15 * most ? whole : most;

@@ -39,6 +39,12 @@ struct PartialRow {
   float *values, *largest, *sum;
 };
 
+/// The n-th of the rows of all splits, or of a forest's results, of which there are less than 2^31, of so many columns.
+__device__ __forceinline__ PartialRow result_row(const WorkPlan& plan, int32_t n, int32_t columns) {
+  float* const others = plan.partials + int64_t{plan.splits * plan.split_rows} * columns + 2 * int64_t{n};
+  return {plan.partials + int64_t{n} * columns, others, others + 1};
+}
+
 /// The partial results of a unit of at most kRows packed rows, in ascending order of keys, in which they are added up.
 template <typename Element, int kColumns, int kRows = kPackedRows>
 class PartialResults {
@@ -53,6 +59,7 @@ class PartialResults {
   /// The place of a packed row of the unit's own result, of a row and head of the tile.
   __device__ __forceinline__ static PartialRow row(const CachedParams& p, const UnitPart& work, int32_t packed,
                                                    int32_t row, int32_t head) {
+    if (p.plan.is_forest()) return split_row(p, work.partial + packed);
     if (p.plan.invariant_blocks > 0)
       return split_row(p, work.partial * p.plan.split_rows + call_row(p, work, row, head));
     float* const all = values(p, work.partial);
@@ -133,10 +140,8 @@ class PartialResults {
         static_cast<int32_t>(place.batch) * static_cast<int32_t>(p.call.rows) + static_cast<int32_t>(place.row);
     return all * p.plan.group * p.plan.heads_kv + static_cast<int32_t>(query_head(p, work, head));
   }
-  /// The n-th of the rows of all splits, of which there are less than 2^31.
   __device__ __forceinline__ static PartialRow split_row(const CachedParams& p, int32_t n) {
-    float* const others = p.plan.partials + int64_t{p.plan.splits * p.plan.split_rows} * kColumns + 2 * int64_t{n};
-    return {p.plan.partials + int64_t{n} * kColumns, others, others + 1};
+    return result_row(p.plan, n, kColumns);
   }
 
   static constexpr int kPairs = kColumns / 2 / kLanes;  ///< a lane's pairs of columns

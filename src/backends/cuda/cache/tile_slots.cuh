@@ -31,6 +31,17 @@ struct TileSlots {
     tile.first_head = plan.head_parts > 1 ? static_cast<int32_t>(t % plan.head_parts) * plan.packed_rows : 0;
     tile.head_count = min(plan.group - tile.first_head, plan.packed_rows);
   }
+  /// The rows and heads of a slot's tile in a forest of so many rows, whose level this returns; a row_count of 0 or
+  /// less: no rows are there.
+  __device__ __forceinline__ const TileLevel& place_in_level(int32_t slot, int64_t rows, RowTile& tile) const {
+    const int n = slot >= plan.levels[2].first_slot ? 2 : slot >= plan.levels[1].first_slot ? 1 : 0;
+    const TileLevel& level = plan.levels[n];
+    tile.first_row = (slot - level.first_slot) * level.rows;
+    tile.row_count = static_cast<int32_t>(min(int64_t{level.rows}, rows - tile.first_row));
+    tile.first_head = 0;
+    tile.head_count = plan.group;
+    return level;
+  }
 };
 
 }  // namespace flashmask::cuda

@@ -14,6 +14,10 @@
 //
 // Units of tall tiles are dealt whole where they are many or alike, and always with batch_invariant, whose splits they
 // fold one into another: CTAs that begin units at about the same time read the same keys, and find them in L2.
+//
+// A forest's rows are in a row tile of each of three sizes. A block of keys is live in those of the sizes that cost
+// least: keys that many requests see are read for many rows at once, those of one request for its own rows. A row's
+// results, of up to three units, are merged by a kernel behind.
 
 #include <cstdint>
 
@@ -29,6 +33,8 @@ inline constexpr int kTallPackedRows = 2 * kPackedRows;
 inline constexpr int kMostParts = 16;
 /// Words of class bits come by warps: 32 of 32 blocks each.
 inline constexpr int kBlocksOfWord = 32;
+/// Sizes of a forest's row tiles, and packed rows of those between the tallest and a request's.
+inline constexpr int kTileLevels = 3, kMiddlePackedRows = 32;
 
 /// Up to WorkPlan::packed_rows packed rows of one request.
 struct RowTile {
@@ -42,7 +48,9 @@ struct RowTile {
   int32_t live_blocks;              ///< each unit's; with class bits by key head the first one's
   int32_t list;                     ///< its class bits, of the first key head
   int32_t live_list;                ///< WorkPlan::live, likewise
-  int32_t part, parts;              ///< with batch_invariant: number of a unit's result, and how many are folded
+  /// With batch_invariant: number of a unit's result, and how many are folded. In a forest: packed rows of all results
+  /// before the tile's, and of each of these.
+  int32_t part, parts;
 };
 static_assert(sizeof(RowTile) == 72);
 
@@ -61,17 +69,19 @@ static_assert(sizeof(Share) == 104);
 
 /// A unit's part in a share: `tiles` live key blocks, or kEnd.
 struct UnitPart {
-  static constexpr int32_t kEnd = -1;
+  static constexpr int32_t kEnd = -1, kMergedLater = -1;
   int32_t tiles;
   int32_t kv_head;
   RowTile tile;
-  int32_t parts;    ///< results that are merged; 0: this one is final
+  int32_t parts;    ///< results that are merged; 0: this one is final; kMergedLater: by a kernel behind, in a forest
   int32_t counter;  ///< WorkPlan::arrived counts them here; without batch_invariant the unit's first share
-  int32_t partial;  ///< the place of the result if it is not final
+  int32_t partial;  ///< the place of the result if it is not final; in a forest its first packed row among all
   int32_t unused;
 
 #if defined(__CUDACC__)
   __device__ __forceinline__ bool is_final() const { return parts == 0; }
+  /// True if the last CTA to arrive merges the results.
+  __device__ __forceinline__ bool is_merged_here() const { return parts > 0; }
   /// Packed rows of the tile.
   __device__ __forceinline__ int32_t count() const { return tile.row_count * tile.head_count; }
 #endif
@@ -86,6 +96,13 @@ FLASHMASK_RULE int64_t share_of(int64_t block, int64_t blocks, int64_t shares) {
   return quotient((block + 1) * shares - 1, blocks);
 }
 
+/// A size of a forest's row tiles.
+struct TileLevel {
+  int32_t rows, packed_rows;  ///< of a tile
+  int32_t first_slot, slots;
+  int32_t first_result;  ///< packed rows of the results of larger tiles
+};
+
 /// The parts of a plan in device memory.
 struct WorkPlan {
   Share* shares;        ///< [most_shares]
@@ -95,8 +112,9 @@ struct WorkPlan {
   int32_t* live;        ///< [tile slots, splits, heads of masks]: live blocks, with class bits
   uint32_t* live_bits;  ///< [tile slots, heads of masks, words]
   uint32_t* full_bits;  ///< likewise: blocks that need no masking
+  int32_t* listed;      ///< in a forest [tile slots]: a slot's place in tiles; -1: no block is live
   float* partials;      ///< [2 * most_shares]: results of units that lie in several shares, see partial_floats; with
-                        ///< batch_invariant [splits, split_rows], see split_floats
+                        ///< batch_invariant, or in a forest, [splits, split_rows], see split_floats
   int32_t words;        ///< words of a list
   int32_t mask_heads;   ///< 1, or heads_kv where masks differ by head
   int32_t most_shares;
@@ -105,18 +123,20 @@ struct WorkPlan {
   int32_t tile_slots;
   int32_t rows_of_tile, head_parts;  ///< rows of a tile, and tiles of a row
   int32_t group, heads_kv;
-  int32_t has_classes;       ///< blocks are live by class bits
-  int32_t invariant_blocks;  ///< with batch_invariant blocks of a split, which shares have whole; else 0
-  int32_t last_split;        ///< first block of the last split that is listed, which has all blocks behind it, too
-  int32_t splits;            ///< the most of a sequence; 1 without batch_invariant
-  int32_t split_rows;        ///< the most packed rows of all tiles together
-  int32_t packed_rows;       ///< the most that a tile has
+  int32_t has_classes;            ///< blocks are live by class bits
+  int32_t invariant_blocks;       ///< with batch_invariant blocks of a split, which shares have whole; else 0
+  int32_t last_split;             ///< first block of the last split that is listed, which has all blocks behind it, too
+  int32_t splits;                 ///< the most of a sequence; 1 without batch_invariant
+  int32_t split_rows;             ///< the most packed rows of all tiles together; in a forest of all results
+  int32_t packed_rows;            ///< the most that a tile has
+  TileLevel levels[kTileLevels];  ///< a forest's, the largest first; otherwise without rows
 
   /// The end of the split that a block is in, likewise, where units have all splits.
   FLASHMASK_RULE int32_t own_split_end(int32_t block, int32_t blocks) const {
     const int32_t n = block / invariant_blocks + 1;
     return n < splits && n * invariant_blocks < blocks ? n * invariant_blocks : blocks;
   }
+  FLASHMASK_RULE bool is_forest() const { return levels[0].rows > 0; }
   /// True if units have all splits of a sequence.
   FLASHMASK_RULE bool folds() const { return invariant_blocks > 0 && packed_rows > kPackedRows; }
   /// The end of the split that begins at a block, in a sequence of so many.

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "backends/cuda/cache/cached_params.h"
 #include "backends/cuda/cache/work.h"
 #include "backends/cuda/host/launch_chain.h"
 #include "call/cached_problem.h"
@@ -36,14 +37,21 @@ class WorkPlanLayout {
 
  private:
   int64_t take(int64_t bytes);
+  /// Sets a forest's sizes of row tiles, for `rows` rows.
+  void set_levels(int64_t rows, int64_t rows_of_request);
   /// Floats of the results that CTAs hand to one another, or keep.
   int64_t partial_results(const CachedCapacities& capacities) const;
 
   WorkPlaces places_;
+  TileLevel levels_[kTileLevels] = {};  ///< a forest's
   int64_t tile_slots_, words_, group_, heads_kv_, split_blocks_, splits_, listed_splits_, split_rows_;
   int64_t bytes_ = 0;
-  int64_t shares_, arrived_, tiles_, live_, live_bits_, full_bits_, partials_;
+  int64_t shares_, arrived_, tiles_, live_, live_bits_, full_bits_, listed_, partials_;
 };
+
+/// True if plans of these capacities have row tiles of several sizes, the largest of so many packed rows: those of a
+/// forest, unless a tile has only some of a row's heads.
+bool has_levels(const CachedCapacities& capacities, int32_t packed_rows);
 
 /// Splits of a sequence that a plan has room for; 1 without batch_invariant.
 int64_t splits_of(const CachedCapacities& capacities);
@@ -55,6 +63,9 @@ CachedCapacities plan_capacities(const CachedProblem& problem);
 
 /// Fills a plan, by one or two launches.
 void launch_work_plan(const WorkPlan& plan, const CachedProblem& problem, LaunchChain& chain);
+
+/// Merges the results of a forest's rows, of so many columns each, behind the kernel that leaves them.
+void launch_forest_merge(const CachedParams& params, const CachedProblem& problem, int32_t columns, LaunchChain& chain);
 
 /// The kernels that do.
 std::vector<KernelInfo> work_plan_kernels();

@@ -31,4 +31,11 @@ __device__ __forceinline__ BitTile find_tile(const BitTiles& tiles, int64_t offs
   return {tiles.rows_of_keys + static_cast<int64_t>(before + __popc(live & ~full & (bit - 1))) * BitTiles::kKeys, 0};
 }
 
+/// The tile that lane number `lane` has.
+__device__ __forceinline__ BitTile read_lane_tile(const BitTile& own, int32_t lane) {
+  const auto address = reinterpret_cast<unsigned long long>(own.rows_of_keys);
+  return {reinterpret_cast<const uint2*>(__shfl_sync(0xffffffff, address, lane)),
+          __shfl_sync(0xffffffff, own.all, lane)};
+}
+
 }  // namespace flashmask::cuda

@@ -110,7 +110,7 @@ class DecodeCta {
     key_warps_ = slabs > 2 ? 1 : slabs > 1 ? 2 : kWarps;
     is_half_slab_ = work.count() <= kSlabRows / 2;
     run_rows(work);
-    if (!work.is_final()) finish_unit(work);
+    if (work.is_merged_here()) finish_unit(work);
   }
   /// Calls f with this warp's place.
   template <typename F>

@@ -126,9 +126,12 @@ struct DecodeCall {
     const auto& [entry, threads, shared_bytes] = kernel.compiled;
     cuda::allow_shared_memory(entry, shared_bytes, p.device.index);
     // Begins a chain of its own: code for 8.0 does not wait inside for the kernel before it.
+    cuda::LaunchChain chain(stream);
     const auto typed = reinterpret_cast<void (*)(cuda::CachedParams)>(const_cast<void*>(entry));
-    cuda::LaunchChain(stream).launch("launch of the decode kernel", typed, cuda::cached_ctas(p, work_places), threads,
-                                     shared_bytes, cuda::cached_params(p, plan));
+    const cuda::CachedParams params = cuda::cached_params(p, plan);
+    chain.launch("launch of the decode kernel", typed, cuda::cached_ctas(p, work_places), threads, shared_bytes,
+                 params);
+    cuda::launch_forest_merge(params, p, work_places.head_dim_v, chain);
   }
 };
 

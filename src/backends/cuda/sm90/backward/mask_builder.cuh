@@ -83,28 +83,49 @@ class MaskBuilder {
       if (p_.features.positions.is_set()) by_positions(row, first_key);
     }
   }
-  /// From the plan's tiles of a tile's granules.
+  /// From the plan's tiles of a tile's granules. All loads of a granule are issued before any is used.
   __device__ __forceinline__ void read_tiles(int64_t offset, int32_t row, int32_t first_key) {
-#pragma unroll 1
-    for (int g = 0; g < kWords / 2; ++g) {
-      const cuda::BitTile tile = cuda::find_tile(p_.bits, offset, row / 64 + g, first_key / cuda::BitTiles::kKeys);
+    constexpr int kOwn = Traits::kKeys / 32;
+    const auto key = static_cast<int32_t>(threadIdx.x % 32);
 #pragma unroll
-      for (int n = 0; n < Traits::kKeys / 32; ++n) {
-        const int32_t key = static_cast<int32_t>(threadIdx.x % 32) + 32 * n;
-        const uint2 rows = tile.rows(first_key % cuda::BitTiles::kKeys + key);
-        Bits& bits = shared_.mask_bits[ring_.stage()][key];
-        bits.word[2 * g] = first_key + key < p_.seqlen_k ? Bits::by_lanes(rows.x) : 0;
-        bits.word[2 * g + 1] = first_key + key < p_.seqlen_k ? Bits::by_lanes(rows.y) : 0;
+    for (int g = 0; g < kWords / 2; ++g) {
+      const cuda::BitTile tile = find_tile(offset, row / 64 + g, first_key / cuda::BitTiles::kKeys);
+      uint2 rows[kOwn];
+#pragma unroll
+      for (int n = 0; n < kOwn; ++n) rows[n] = tile.rows(first_key % cuda::BitTiles::kKeys + key + 32 * n);
+#pragma unroll
+      for (int n = 0; n < kOwn; ++n) {
+        write(first_key, key + 32 * n, 2 * g, rows[n].x);
+        write(first_key, key + 32 * n, 2 * g + 1, rows[n].y);
       }
     }
   }
 
-  /// Hands the bits of a column to the consumers; columns past the last are hidden.
+  /// Finds the tile of a granule. A lane keeps that of one in 32 granules, so that few tiles wait for it, unless
+  /// registers are scarce.
+  __device__ __forceinline__ cuda::BitTile find_tile(int64_t offset, int32_t granule, int32_t key_block) {
+    if constexpr (kHalves<Traits>) {
+      return cuda::find_tile(p_.bits, offset, granule, key_block);
+    } else {
+      const int32_t first = granule / 32 * 32;
+      const int64_t place = (offset + first * int64_t{p_.bits.words_per_row}) * 32 + key_block;
+      if (place != kept_of_) {
+        kept_of_ = place;
+        own_tile_ = cuda::find_tile(p_.bits, offset, first + static_cast<int32_t>(threadIdx.x % 32), key_block);
+      }
+      return cuda::read_lane_tile(own_tile_, granule % 32);
+    }
+  }
+
+  /// Hands a word of a column's bits to the consumers; columns past the last are hidden. Has no branch, behind which
+  /// the loads of other columns would wait.
+  __device__ __forceinline__ void write(int32_t first_key, int32_t key, int word, uint32_t visible) {
+    const uint32_t exists = first_key + key < p_.seqlen_k ? ~0u : 0;
+    shared_.mask_bits[ring_.stage()][key].word[word] = Bits::by_lanes(visible & exists);
+  }
   __device__ __forceinline__ void write(int32_t first_key, int32_t key, const uint32_t (&visible)[kWords]) {
-    Bits& bits = shared_.mask_bits[ring_.stage()][key];
 #pragma unroll
-    for (int word = 0; word < kWords; ++word)
-      bits.word[word] = first_key + key < p_.seqlen_k ? Bits::by_lanes(visible[word]) : 0;
+    for (int word = 0; word < kWords; ++word) write(first_key, key, word, visible[word]);
   }
 
   /// Puts the bounds of the lane's keys in shared memory, where they serve all tiles of a work tile. All loads of an
@@ -112,8 +133,8 @@ class MaskBuilder {
   __device__ __forceinline__ void read_bounds(int64_t offset, int32_t first_key) {
     const rules::Columns& mask = p_.mask.first;
     const int64_t first = offset + first_key * mask.stride;
-    if (first == bounds_of_) return;
-    bounds_of_ = first;
+    if (first == kept_of_) return;
+    kept_of_ = first;
     constexpr int kOwn = Traits::kKeys / 32;
     const auto key = static_cast<int32_t>(threadIdx.x % 32);
 #pragma unroll 1
@@ -198,7 +219,10 @@ class MaskBuilder {
   const Params& p_;
   Shared& shared_;
   ptx::RingPosition<Traits::kStages> ring_;
-  int64_t bounds_of_ = -1;  ///< which columns' bounds are in shared memory: the first one's place in the vectors
+  cuda::BitTile own_tile_{};  ///< see find_tile
+  /// Which columns' bounds are in shared memory, by the first one's place in the vectors; or which granules' tiles the
+  /// lanes have, by the first one's place in the plan.
+  int64_t kept_of_ = -1;
 };
 
 }  // namespace flashmask::sm90::bwd

@@ -43,7 +43,7 @@ class DecodeConsumer {
       } else {
         run_work<2>(work);
       }
-      if (!work.is_final() && is_last_to_arrive(work)) merge(work);
+      if (work.is_merged_here() && is_last_to_arrive(work)) merge(work);
       arrive_warp(shared_.work_empty[at]);
       works_.advance();
     }

@@ -48,10 +48,11 @@ bool has_more_rows(const CachedCapacities& c, int64_t rows) {
 constexpr int64_t kFewFloat8Rows = 32;
 
 /// The tile for calls of some capacities; null if none has the head dims. It may not depend on the call itself, as its
-/// plan lists the rows of each tile.
+/// plan lists the rows of each tile. A forest has blocks of keys that many rows see, however few a request has.
 const DecodeTile* tile_of(const CachedCapacities& c) {
   const DecodeTile* const least = cuda::least_tile(kDecodeTiles, c.head_dim, c.head_dim_v);
-  if (!least || !has_more_rows(c, c.float8 ? kFewFloat8Rows : cuda::kPackedRows)) return least;
+  const bool has_many = c.forest || has_more_rows(c, c.float8 ? kFewFloat8Rows : cuda::kPackedRows);
+  if (!least || !has_many) return least;
   const DecodeTile* const tall = least + 1;
   const bool is_there =
       tall != std::end(kDecodeTiles) && tall->head_dim == least->head_dim && tall->head_dim_v == least->head_dim_v;
@@ -63,7 +64,7 @@ const DecodeTile* tile_of(const CachedProblem& p) { return tile_of(cuda::plan_ca
 /// they see its keys or not.
 int32_t packed_rows(const CachedCapacities& c, const DecodeTile& tile) {
   const int32_t few = tile.spread_rows();
-  return few == 0 || has_more_rows(c, few) ? tile.rows() : few;
+  return few == 0 || c.forest || has_more_rows(c, few) ? tile.rows() : few;
 }
 
 int32_t multiprocessors_of(const CachedProblem& p) {
@@ -152,6 +153,7 @@ void DecodeCall::run(const CachedProblem& p, std::byte* workspace) const {
   void* arguments[] = {&params};
   chain.launch("launch of the decode kernel", entry, cuda::cached_ctas(p, work_places), threads, shared_bytes,
                arguments);
+  cuda::launch_forest_merge(params, p, work_places.head_dim_v, chain);
 }
 
 /// The layout of plans with these capacities; throws if no kernel reads them.
