@@ -42,6 +42,8 @@ class MaskBuilder {
   /// Columns of a lane at a time: all, or as many as its registers hold.
   static constexpr int kMost = (kHalves<Traits> ? 4 : 8) / kWords;
   static constexpr int kAtOnce = kMost < Traits::kKeys / 32 ? kMost : Traits::kKeys / 32;
+  /// True if there are registers for what find_tile keeps.
+  static constexpr bool kKeepsTiles = kWords == 2 && !kHalves<Traits>;
   __device__ __forceinline__ MaskBuilder(const Params& p, Shared& shared) : p_(p), shared_(shared) {}
 
   __device__ __forceinline__ void run() {
@@ -101,10 +103,10 @@ class MaskBuilder {
     }
   }
 
-  /// Finds the tile of a granule. A lane keeps that of one in 32 granules, so that few tiles wait for it, unless
-  /// registers are scarce.
+  /// Finds the tile of a granule, which may lie past the last. Where kKeepsTiles, a lane keeps that of one in 32
+  /// granules, so that few tiles wait for it.
   __device__ __forceinline__ cuda::BitTile find_tile(int64_t offset, int32_t granule, int32_t key_block) {
-    if constexpr (kHalves<Traits>) {
+    if constexpr (!kKeepsTiles) {
       return cuda::find_tile(p_.bits, offset, granule, key_block);
     } else {
       const int32_t first = granule / 32 * 32;
