@@ -310,6 +310,23 @@ def test_float8_prefill_beside_decode(name, dims, by):
 
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("scale_shape", [(1,), (2,)])
+def test_large_scales_of_float8_values_and_rows_that_see_nothing(dim, scale_shape):
+    """A power of two as all values' factor changes no other bit, and rows before the first key stay zeros."""
+    q, k, v, table = draw(dim=dim, rows=40)
+    device_q, cache = on("cuda", q, k, v, table, torch.tensor([5, 0, 39, 40], dtype=torch.int32))
+    stored = [in_float8(x, torch.ones(1, device="cuda")) for x in (cache.k, cache.v)]
+
+    def out_with(factor):
+        scales = [torch.full(scale_shape, each, device="cuda") for each in (1.0, factor)]
+        return flashmask_with_kvcache(device_q, KvCache(*stored, cache.page_table, cache.seqlens, *scales))
+
+    out = out_with(1024.0)
+    assert torch.isfinite(out).all() and (out[0, :35] == 0).all() and (out[0, 35:] != 0).any()
+    assert torch.equal(out, 1024 * out_with(1.0))
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("scale_shape", [(1,), (2,)])
 def test_bits_over_float8_do_not_depend_on_pages_or_ctas(dim, scale_shape):
     """Copies by TMA, by 16 bytes and by bytes; factors of a head, and the same ones for each key."""
     q, k, v, table = draw(dim=dim, rows=40)

@@ -254,7 +254,8 @@ TensorView CachedTensors::lay_scales(ScaleShape shape, std::vector<float> DrawnR
     const DrawnRequest& r = draw_.requests[b];
     for (int64_t j = 0; j < r.keys; ++j) {
       const auto at = place(b, j);
-      for (int64_t hk = 0; hk < c_.heads_kv && at; ++hk)
+      if (!at && by_page) continue;  // others are read even if all keys lie in pages that are not there
+      for (int64_t hk = 0; hk < c_.heads_kv; ++hk)
         static_cast<float*>(t.data)[offset(t, {by_page ? at->page : 0, by_slot ? at->slot : 0, by_head ? hk : 0})] =
             (r.*scales)[static_cast<std::size_t>(j * c_.heads_kv + hk)];
     }

@@ -327,7 +327,7 @@ class CachedRun {
     check_placement(moved, bits);
     CachedPlacement resized = placement_;
     resized.shared = 0;
-    resized.broadcasts = false;
+    resized.broadcasts = c_.bad;  // a page that is not there has no factor of its own
     constexpr int64_t kSizes[] = {1, 3, 16, 64, 128};
     resized.page_size = c_.bad ? 1 : kSizes[c_.seed % 5];
     if (!c_.bad) {

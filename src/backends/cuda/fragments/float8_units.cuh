@@ -43,6 +43,7 @@ struct RowUnit {
   __device__ __forceinline__ float inverse() const {
     return __int_as_float((254 - max(int32_t{exponent}, kLeast)) << 23);
   }
+  __device__ __forceinline__ bool is_set() const { return exponent != 0; }
   __device__ __forceinline__ float value() const { return __int_as_float(exponent << 23); }
 
  private:

@@ -82,7 +82,8 @@ class Float8Scales {
       const cuda::RowUnit before = unit_[half];
       unit_[half] = before.after(cuda::quad_max(largest * fabsf(of_values_)));
       change[half] = before.change_to(unit_[half]);
-      const float factor = of_values_ * unit_[half].inverse();
+      // Before a row's first product the inverse is near the largest number, and 0 times infinity would be NaN.
+      const float factor = unit_[half].is_set() ? of_values_ * unit_[half].inverse() : 0;
 #pragma unroll
       for (int i = 0; i < kScores; ++i)
         if (i / 2 % 2 == half) s[i] *= factor;
