@@ -23,8 +23,11 @@ class AbsentBackend final : public Backend {
   bool has_device(const Device&) const override { return false; }
   Prepared prepare(const Problem&) const override { return Refusal{kAbsent}; }
   PreparedCached prepare_cached(const CachedProblem&) const override { return Refusal{kAbsent}; }
-  void build_plan(const MaskView&, std::span<std::byte>, const Device&, void*) const override {
+  void build_plan(const MaskView&, const PlanLayout&, std::span<std::byte>, const Device&, void*) const override {
     throw_absent("build_plan");
+  }
+  int32_t count_runs(const MaskView&, const PlanLayout&, std::span<std::byte>, const Device&, void*) const override {
+    throw_absent("count_plan_layout");
   }
   bool is_plan_of(const MaskView&, const PlanView&, std::span<std::byte>, void*) const override {
     throw_absent("validate_plan");

@@ -182,9 +182,9 @@ void CallOptions::report() const {
 PlanView read_plan(const void* plan, std::size_t bytes, const AttentionInputs& args, const MaskView* mask,
                    Device device) {
   if (device.kind == Device::Kind::kCpu) return PlanView(const_memory(plan, bytes));
-  if (!mask && (args.q.rank != 4 || args.k.rank != 4)) return {};  // the call is going to be refused
-  const PlanLayout layout =
-      mask ? plan_layout(*mask, device, bytes) : PlanLayout(args.q.shape[1], args.k.shape[1], 1, 1);
+  if (!mask && (args.q.rank != 4 || args.k.rank != 4)) return {};                // the call is going to be refused
+  const MaskView all{.seqlen_q = args.q.shape[1], .seqlen_k = args.k.shape[1]};  // no mask hides nothing
+  const PlanLayout layout = plan_layout(mask ? *mask : all, device, bytes);
   return PlanView::on_device(layout, const_memory(plan, bytes), device);
 }
 

@@ -46,10 +46,14 @@ class Backend {
   // Arguments are checked.
 
   /// Fills `buffer` as the free function does.
-  virtual void build_plan(const MaskView& mask, std::span<std::byte> buffer, const Device& device, void* stream) const;
+  virtual void build_plan(const MaskView& mask, const PlanLayout& layout, std::span<std::byte> buffer,
+                          const Device& device, void* stream) const;
   /// The bit tiles of a mask with interval lists, as the free function counts them; a device's backend alone.
   virtual int64_t count_bit_tiles(const MaskView& mask, std::span<std::byte> scratch, const Device& device,
                                   void* stream) const;
+  /// Makes the plan of `layout`, in runs, in `scratch`, and returns its PlanLayout::most_runs. Waits for the stream.
+  virtual int32_t count_runs(const MaskView& mask, const PlanLayout& layout, std::span<std::byte> scratch,
+                             const Device& device, void* stream) const;
   /// True if `plan` equals a plan made of `mask` now, for which a device has `scratch`. Waits for the stream.
   virtual bool is_plan_of(const MaskView& mask, const PlanView& plan, std::span<std::byte> scratch, void* stream) const;
   /// Builds a mask's vectors as the free function does.

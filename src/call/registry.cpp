@@ -24,8 +24,8 @@ std::size_t total_workspace_bytes(const Launch& launch, int64_t plan_bytes) {
 
 /// Makes the plan of the call's mask in `buffer`.
 PlanView make_plan(const Problem& problem, std::span<std::byte> buffer) {
-  build_plan(problem.mask, buffer, problem.device, problem.stream);
   const PlanLayout layout = plan_layout(problem.mask, problem.device);
+  build_plan(problem.mask, layout, buffer, problem.device, problem.stream);
   if (problem.dense.defined()) make_full_tiles_partial(buffer, layout);
   return problem.device.kind == Device::Kind::kCpu ? PlanView(buffer)
                                                    : PlanView::on_device(layout, buffer, problem.device);

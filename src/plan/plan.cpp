@@ -14,6 +14,7 @@
 #include "plan/mask_memory.h"
 #include "plan/plan_buffer.h"
 #include "plan/plan_header.h"
+#include "plan/runs.h"
 
 namespace flashmask {
 namespace {
@@ -29,21 +30,6 @@ void transpose64(std::array<uint64_t, 64>& a) {
       const uint64_t swap = ((a[k] >> width) ^ a[k + width]) & mask;
       a[k] ^= swap << width;
       a[k + width] ^= swap;
-    }
-  }
-}
-
-/// `from` is [rows, from_words], `to` [columns, to_words]; `columns` bits of each row count.
-void transpose_bits(const uint64_t* from, int64_t rows, int64_t from_words, uint64_t* to, int64_t columns,
-                    int64_t to_words) {
-  std::array<uint64_t, 64> square;
-  for (int64_t r = 0; r < to_words; ++r) {
-    for (int64_t c = 0; c < from_words; ++c) {
-      const int64_t height = std::min<int64_t>(64, rows - r * 64), width = std::min<int64_t>(64, columns - c * 64);
-      square.fill(0);
-      for (int64_t k = 0; k < height; ++k) square[static_cast<std::size_t>(k)] = from[(r * 64 + k) * from_words + c];
-      transpose64(square);
-      for (int64_t k = 0; k < width; ++k) to[(c * 64 + k) * to_words + r] = square[static_cast<std::size_t>(k)];
     }
   }
 }
@@ -136,22 +122,137 @@ RowTiles row_tiles(const PlanLayout& layout, int64_t granules_per_tile) {
   }
 }
 
-/// Counts and orders the row tiles of mask index `m`, whose row granules have the bits `row_live`.
-void order_row_tiles(const PlanLayout& layout, const RowTiles& tiles, int64_t m, const uint64_t* row_live,
-                     std::span<std::byte> buffer) {
+/// One of a plan's four matrices of granules: where its first line is, and what a line has.
+struct Matrix {
+  int64_t offset, lines, words, granules;
+};
+
+struct Matrices {
+  Matrix live, full;
+};
+
+Matrices by_keys(const PlanLayout& layout) {
+  const auto at = [&](int64_t offset) {
+    return Matrix{offset, layout.key_blocks, layout.words_per_key, layout.row_granules};
+  };
+  return {at(layout.key_live), at(layout.key_full)};
+}
+
+Matrices by_rows(const PlanLayout& layout) {
+  const auto at = [&](int64_t offset) {
+    return Matrix{offset, layout.row_granules, layout.words_per_row, layout.key_blocks};
+  };
+  return {at(layout.row_live), at(layout.row_full)};
+}
+
+/// Writes a line of mask index `m`, word by word, in the plan's form.
+class LineWriter {
+ public:
+  LineWriter(const PlanLayout& layout, std::span<std::byte> buffer, const Matrix& matrix, int64_t m, int64_t line)
+      : granules_(static_cast<int32_t>(matrix.granules)), runs_(nullptr) {
+    const int64_t index = m * matrix.lines + line;
+    if (layout.in_runs()) {
+      runs_ = RunWriter(at<GranuleRun>(buffer, matrix.offset) + index * kLineRuns);
+      most_ = at<int32_t>(buffer, layout.most_runs);
+    } else {
+      words_ = at<uint64_t>(buffer, matrix.offset) + index * matrix.words;
+    }
+  }
+  void add(int64_t word, uint64_t bits) {
+    if (words_) {
+      words_[word] = bits;
+    } else {
+      runs_.add(bits, static_cast<int32_t>(word * 64));
+    }
+  }
+  void finish() {
+    if (words_) return;
+    if (const int32_t runs = runs_.finish(granules_); runs > kLineRuns) *most_ = std::max(*most_, runs);
+  }
+
+ private:
+  int32_t granules_;
+  uint64_t* words_ = nullptr;
+  RunWriter runs_;
+  int32_t* most_ = nullptr;
+};
+
+void write_line(LineWriter line, std::span<const uint64_t> words) {
+  for (std::size_t w = 0; w < words.size(); ++w) line.add(static_cast<int64_t>(w), words[w]);
+  line.finish();
+}
+
+/// Words of 64 key blocks of 64 row granules: those of `row_word` in the lines of the keys of `key_word`, transposed.
+std::array<uint64_t, 64> transposed_square(const PlanView& plan, int64_t m, bool full, int64_t row_word,
+                                           int64_t key_word) {
+  std::array<uint64_t, 64> square{};
+  const int64_t keys = std::min<int64_t>(64, plan.layout().key_blocks - key_word * 64);
+  for (int64_t k = 0; k < keys; ++k) {
+    const int64_t c = key_word * 64 + k;
+    const GranuleLine line = full ? plan.key_full(m, c) : plan.key_live(m, c);
+    square[static_cast<std::size_t>(k)] = line[static_cast<std::size_t>(row_word)];
+  }
+  transpose64(square);
+  return square;
+}
+
+/// Writes the lines of the 64 row granules of `row_word`, live or full ones, from those of the key blocks.
+void write_rows(const PlanView& plan, int64_t m, bool full, int64_t row_word, std::span<std::byte> buffer) {
+  const PlanLayout& layout = plan.layout();
+  const Matrix matrix = full ? by_rows(layout).full : by_rows(layout).live;
+  std::vector<LineWriter> lines;
+  const int64_t end = std::min((row_word + 1) * 64, layout.row_granules);
+  for (int64_t r = row_word * 64; r < end; ++r) lines.emplace_back(layout, buffer, matrix, m, r);
+  for (int64_t w = 0; w < layout.words_per_row; ++w) {
+    const std::array<uint64_t, 64> square = transposed_square(plan, m, full, row_word, w);
+    for (std::size_t n = 0; n < lines.size(); ++n) lines[n].add(w, square[n]);
+  }
+  for (LineWriter& line : lines) line.finish();
+}
+
+/// Counts the live key blocks of row granules [begin, end), which there may be fewer of: those live in any.
+int32_t count_live(const PlanView& plan, int64_t m, int64_t begin, int64_t end) {
+  int32_t count = 0;
+  for (std::size_t w = 0; w < static_cast<std::size_t>(plan.layout().words_per_row); ++w) {
+    uint64_t live = 0;
+    for (int64_t r = begin; r < std::min(end, plan.layout().row_granules); ++r) live |= plan.row_live(m, r)[w];
+    count += std::popcount(live);
+  }
+  return count;
+}
+
+/// Counts and orders the row tiles of mask index `m`, whose row granules are there.
+void order_row_tiles(const PlanView& plan, const RowTiles& tiles, int64_t m, std::span<std::byte> buffer) {
   const std::span<int32_t> counts(at<int32_t>(buffer, tiles.counts) + m * tiles.tiles,
                                   static_cast<std::size_t>(tiles.tiles));
-  for (int64_t t = 0; t < tiles.tiles; ++t) {
-    int32_t count = 0;
-    for (int64_t w = 0; w < layout.words_per_row; ++w) {
-      uint64_t live = 0;
-      for (int64_t r = t * tiles.granules; r < std::min((t + 1) * tiles.granules, layout.row_granules); ++r)
-        live |= row_live[r * layout.words_per_row + w];
-      count += std::popcount(live);
-    }
-    counts[static_cast<std::size_t>(t)] = count;
+  for (int64_t t = 0; t < tiles.tiles; ++t)
+    counts[static_cast<std::size_t>(t)] = count_live(plan, m, t * tiles.granules, (t + 1) * tiles.granules);
+  longest_first(counts, plan.layout().key_blocks, {at<int32_t>(buffer, tiles.order) + m * tiles.tiles, counts.size()});
+}
+
+/// Writes the lines of the key blocks of mask index `m`, their counts and what its batch entry's extent gains.
+void write_key_blocks(const MaskView& mask, const PlanLayout& layout, int64_t m, TileClassifier& classifier,
+                      std::span<std::byte> buffer) {
+  const int64_t b = m / layout.heads, h = m % layout.heads;
+  const ColumnRows column = column_rows(mask, b, h);
+  const rules::PositionBand positions = position_band(mask, b);
+  classifier.set_positions(positions);
+  const uint8_t* keep = block_mask(mask, b, h);
+  std::vector<uint64_t> live(static_cast<std::size_t>(layout.words_per_key)), full(live.size());
+  int32_t* key_counts = at<int32_t>(buffer, layout.key_counts) + m * layout.key_blocks;
+  VisibleExtent& extent = at<VisibleExtent>(buffer, layout.extents())[b];
+  const Matrices lines = by_keys(layout);
+  for (int64_t c = 0; c < layout.key_blocks; ++c) {
+    classifier.classify(column, c * kGranuleKeys, std::min((c + 1) * kGranuleKeys, mask.seqlen_k), live, full);
+    if (keep) clear_blocks(keep, layout.key_blocks, c, layout.row_granules, live, full);
+    key_counts[c] = count_bits(live);
+    if (key_counts[c] > 0) extend(extent, column, positions, mask.seqlen_k, c, live);
+    write_line(LineWriter(layout, buffer, lines.live, m, c), live);
+    write_line(LineWriter(layout, buffer, lines.full, m, c), full);
   }
-  longest_first(counts, layout.key_blocks, {at<int32_t>(buffer, tiles.order) + m * tiles.tiles, counts.size()});
+  longest_first(
+      {key_counts, static_cast<std::size_t>(layout.key_blocks)}, layout.row_granules,
+      {at<int32_t>(buffer, layout.key_order) + m * layout.key_blocks, static_cast<std::size_t>(layout.key_blocks)});
 }
 
 /// The interval lists of mask batch entry `b` and mask head `h`; the view has some.
@@ -183,8 +284,8 @@ void write_bits(const MaskView& mask, const PlanLayout& layout, std::span<std::b
     auto* ascending = at<uint32_t>(buffer, layout.ascending_lists) + m * layout.key_blocks * (kGranuleKeys / 32);
     for (int64_t key = 0; key < mask.seqlen_k; ++key) ascending[key / 32] |= uint32_t{1} << key % 32;
   }
-  const auto* live = at<uint32_t>(buffer, layout.row_live_bits);
-  const auto* full = at<uint32_t>(buffer, layout.row_full_bits);
+  const auto* live = at<uint32_t>(buffer, layout.row_live);
+  const auto* full = at<uint32_t>(buffer, layout.row_full);
   auto* before = at<int32_t>(buffer, layout.tiles_before);
   auto* tiles = at<uint64_t>(buffer, layout.tile_bits);
   const int64_t words = 2 * layout.words_per_row;
@@ -203,8 +304,11 @@ void write_bits(const MaskView& mask, const PlanLayout& layout, std::span<std::b
 
 }  // namespace
 
-PlanLayout::PlanLayout(int64_t seqlen_q_, int64_t seqlen_k_, int64_t batch_, int64_t heads_, int64_t bit_tiles_)
-    : seqlen_q(seqlen_q_), seqlen_k(seqlen_k_), batch(batch_), heads(heads_), bit_tiles(bit_tiles_) {
+PlanLayout::PlanLayout(int64_t seqlen_q_, int64_t seqlen_k_, int64_t batch_, int64_t heads_, int64_t bit_tiles_,
+                       PlanForm form_)
+    : seqlen_q(seqlen_q_), seqlen_k(seqlen_k_), batch(batch_), heads(heads_), bit_tiles(bit_tiles_), form(form_) {
+  if (in_runs() && has_bits())
+    throw_invalid("bit_tiles is ", bit_tiles, "; a plan in runs has none, and bit_tiles must be kNoBits (-1)");
   for (const auto& [argument, value] : {std::pair{"seqlen_q", seqlen_q}, {"seqlen_k", seqlen_k}}) {
     if (value < 0 || value > kMaxSeqlen)
       throw_invalid(argument, " is ", value, "; it must be between 0 and ", kMaxSeqlen);
@@ -231,10 +335,9 @@ PlanLayout::PlanLayout(int64_t seqlen_q_, int64_t seqlen_k_, int64_t batch_, int
     end = round_up(end + count * size, 8);
     return begin;
   };
-  row_live_bits = take(*masks * row_granules * words_per_row, 8);
-  row_full_bits = take(*masks * row_granules * words_per_row, 8);
-  key_live_bits = take(*masks * key_blocks * words_per_key, 8);
-  key_full_bits = take(*masks * key_blocks * words_per_key, 8);
+  const int64_t of_row = in_runs() ? kLineRuns : words_per_row, of_key = in_runs() ? kLineRuns : words_per_key;
+  for (int64_t* granules : {&row_live, &row_full}) *granules = take(*masks * row_granules * of_row, 8);
+  for (int64_t* granules : {&key_live, &key_full}) *granules = take(*masks * key_blocks * of_key, 8);
   row_counts = take(*masks * row_granules, 4);
   key_counts = take(*masks * key_blocks, 4);
   key_order = take(*masks * key_blocks, 4);
@@ -243,6 +346,7 @@ PlanLayout::PlanLayout(int64_t seqlen_q_, int64_t seqlen_k_, int64_t batch_, int
   row_tile_counts_192 = take(*masks * row_tiles_192, 4);
   row_tile_order_192 = take(*masks * row_tiles_192, 4);
   scratch = take(*masks * key_blocks, 8);
+  most_runs = take(in_runs() ? 1 : 0, 4);
   visible_extents = take(batch, sizeof(VisibleExtent));
   if (has_bits()) {
     if (bit_tiles > kMaxPlanBytes / kBitTileBytes) refuse("more than ", kMaxPlanBytes);
@@ -257,16 +361,21 @@ PlanLayout::PlanLayout(int64_t seqlen_q_, int64_t seqlen_k_, int64_t batch_, int
 PlanView::PlanView(std::span<const std::byte> buffer) {
   PlanHeader header{};
   if (buffer.size() >= sizeof(header)) std::memcpy(&header, buffer.data(), sizeof(header));
-  if (header.magic != PlanHeader::kMagic)
+  if (header.magic != PlanHeader::kBitsMagic && header.magic != PlanHeader::kRunsMagic)
     throw_invalid("plan: the buffer does not hold a plan; fill it with build_plan first");
   if (reinterpret_cast<std::uintptr_t>(buffer.data()) % 8 != 0)
     throw_invalid("plan: the buffer must be aligned to 8 bytes");
-  const PlanLayout layout(header.seqlen_q, header.seqlen_k, header.batch, header.heads);
+  const PlanLayout layout(header.seqlen_q, header.seqlen_k, header.batch, header.heads, kNoBits,
+                          header.magic == PlanHeader::kRunsMagic ? PlanForm::kRuns : PlanForm::kBits);
   if (static_cast<int64_t>(buffer.size()) < layout.bytes)
     throw_invalid("plan: the buffer has ", buffer.size(), " bytes; its plan needs ", layout.bytes);
   base_ = buffer.data();
   layout_ = layout;
   mask_hash_ = header.mask_hash;
+}
+
+uint64_t GranuleLine::runs_word(std::size_t word) const {
+  return flashmask::runs_word<uint64_t>(runs_, static_cast<int32_t>(word * 64));
 }
 
 PlanView PlanView::on_device(const PlanLayout& layout, std::span<const std::byte> buffer, Device device) {
@@ -302,9 +411,16 @@ int64_t PlanView::live_granules() const {
   return live;
 }
 
-void build_plan(const MaskView& mask, std::span<std::byte> buffer) { build_plan(mask, plan_layout(mask), buffer); }
+void build_plan(const MaskView& mask, std::span<std::byte> buffer) {
+  build_plan(mask, plan_layout(mask, Device{}, buffer.size()), buffer);
+}
 
 void build_plan(const MaskView& mask, const PlanLayout& layout, std::span<std::byte> buffer) {
+  write_plan(mask, layout, buffer);
+  check_runs(layout, most_runs(layout, buffer));
+}
+
+void write_plan(const MaskView& mask, const PlanLayout& layout, std::span<std::byte> buffer) {
   if (mask.device.kind != Device::Kind::kCpu)
     throw_invalid("the mask's vectors are on a CUDA device; build_plan reads them and needs them in host memory");
   check_plan_buffer("plan buffer", buffer, layout);
@@ -315,41 +431,37 @@ void build_plan(const MaskView& mask, const PlanLayout& layout, std::span<std::b
   std::memset(buffer.data() + layout.row_counts, 0, static_cast<std::size_t>(end - layout.row_counts));
 
   TileClassifier classifier(mask.seqlen_q, kGranuleRows);
-  const auto per_key = static_cast<std::size_t>(layout.words_per_key);
-  auto* const extents = at<VisibleExtent>(buffer, layout.extents());
+  const PlanView plan(buffer.first(static_cast<std::size_t>(layout.bytes)));
   for (int64_t m = 0; m < layout.batch * layout.heads; ++m) {
-    const int64_t b = m / layout.heads, h = m % layout.heads;
-    const ColumnRows column = column_rows(mask, b, h);
-    classifier.set_positions(position_band(mask, b));
-    const uint8_t* keep = block_mask(mask, b, h);
-    uint64_t* key_live = at<uint64_t>(buffer, layout.key_live_bits) + m * layout.key_blocks * layout.words_per_key;
-    uint64_t* key_full = at<uint64_t>(buffer, layout.key_full_bits) + m * layout.key_blocks * layout.words_per_key;
-    int32_t* key_counts = at<int32_t>(buffer, layout.key_counts) + m * layout.key_blocks;
-    for (int64_t c = 0; c < layout.key_blocks; ++c) {
-      const Words live(key_live + c * layout.words_per_key, per_key),
-          full(key_full + c * layout.words_per_key, per_key);
-      classifier.classify(column, c * kGranuleKeys, std::min((c + 1) * kGranuleKeys, mask.seqlen_k), live, full);
-      if (keep) clear_blocks(keep, layout.key_blocks, c, layout.row_granules, live, full);
-      key_counts[c] = count_bits(live);
-      if (key_counts[c] > 0) extend(extents[b], column, position_band(mask, b), mask.seqlen_k, c, live);
+    write_key_blocks(mask, layout, m, classifier, buffer);
+    for (int64_t word = 0; word < layout.words_per_key; ++word) {
+      for (const bool full : {false, true}) write_rows(plan, m, full, word, buffer);
     }
-    uint64_t* row_live = at<uint64_t>(buffer, layout.row_live_bits) + m * layout.row_granules * layout.words_per_row;
-    uint64_t* row_full = at<uint64_t>(buffer, layout.row_full_bits) + m * layout.row_granules * layout.words_per_row;
-    transpose_bits(key_live, layout.key_blocks, layout.words_per_key, row_live, layout.row_granules,
-                   layout.words_per_row);
-    transpose_bits(key_full, layout.key_blocks, layout.words_per_key, row_full, layout.row_granules,
-                   layout.words_per_row);
     int32_t* row_counts = at<int32_t>(buffer, layout.row_counts) + m * layout.row_granules;
-    for (int64_t r = 0; r < layout.row_granules; ++r) {
-      row_counts[r] = count_bits({row_live + r * layout.words_per_row, static_cast<std::size_t>(layout.words_per_row)});
-    }
-    const auto keys = static_cast<std::size_t>(layout.key_blocks);
-    longest_first({key_counts, keys}, layout.row_granules,
-                  {at<int32_t>(buffer, layout.key_order) + m * layout.key_blocks, keys});
-    for (const RowTiles& tiles : {row_tiles(layout, 2), row_tiles(layout, 3)})
-      order_row_tiles(layout, tiles, m, row_live, buffer);
+    for (int64_t r = 0; r < layout.row_granules; ++r) row_counts[r] = count_live(plan, m, r, r + 1);
+    for (const RowTiles& tiles : {row_tiles(layout, 2), row_tiles(layout, 3)}) order_row_tiles(plan, tiles, m, buffer);
   }
   if (layout.has_bits()) write_bits(mask, layout, buffer);
+}
+
+int32_t most_runs(const PlanLayout& layout, std::span<const std::byte> buffer) {
+  int32_t most = 0;
+  if (layout.in_runs()) std::memcpy(&most, buffer.data() + layout.most_runs, sizeof(most));
+  return most;
+}
+
+void check_runs(const PlanLayout& layout, int32_t most_runs) {
+  if (most_runs == 0) return;
+  throw_invalid("the plan has ", layout.bytes, " bytes, for ", kLineRuns,
+                " runs of granules a line; its mask has lines of more: it needs ",
+                PlanLayout(layout.seqlen_q, layout.seqlen_k, layout.batch, layout.heads).bytes, ", for bits");
+}
+
+std::optional<PlanLayout> runs_layout(const MaskView& mask) {
+  if (mask.column_ptr || mask.has_positions) return std::nullopt;
+  const PlanLayout bits = plan_layout(mask), runs = plan_layout(mask, kNoBits, PlanForm::kRuns);
+  if (bits.row_counts - bits.row_live <= kShortPlanBytes || runs.bytes >= bits.bytes) return std::nullopt;
+  return runs;
 }
 
 int64_t most_bit_tiles(const MaskView& mask, Device device) {
@@ -366,7 +478,12 @@ int64_t most_bit_tiles(const MaskView& mask, Device device) {
 
 PlanLayout plan_layout(const MaskView& mask, Device device, std::size_t bytes) {
   const int64_t most = most_bit_tiles(mask, device);
-  if (most == kNoBits) return plan_layout(mask);
+  if (most == kNoBits) {
+    const PlanLayout bits = plan_layout(mask);
+    const auto has_room = [bytes](const PlanLayout& layout) { return layout.bytes <= static_cast<int64_t>(bytes); };
+    const std::optional<PlanLayout> runs = runs_layout(mask);
+    return runs && has_room(*runs) && !has_room(bits) ? *runs : bits;
+  }
   const int64_t room = static_cast<int64_t>(bytes) - plan_layout(mask, int64_t{0}).bytes;
   return plan_layout(mask, std::clamp<int64_t>(room / kBitTileBytes, 0, most));
 }
@@ -375,16 +492,26 @@ void make_full_tiles_partial(std::span<std::byte> buffer, const PlanLayout& layo
   const auto clear = [&](int64_t begin, int64_t end) {
     std::memset(buffer.data() + begin, 0, static_cast<std::size_t>(end - begin));
   };
-  clear(layout.row_full_bits, layout.key_live_bits);
-  clear(layout.key_full_bits, layout.row_counts);
+  clear(layout.row_full, layout.key_live);
+  clear(layout.key_full, layout.row_counts);
 }
 
 Plan::Plan(const MaskView& mask, int64_t max_mask_bytes) {
-  const PlanLayout layout = plan_layout(mask);
-  check_mask_memory(mask, layout, max_mask_bytes, host_memory_bytes());
+  const PlanLayout bits = plan_layout(mask);
+  check_mask_memory(mask, bits, max_mask_bytes, host_memory_bytes());
+  if (const std::optional<PlanLayout> runs = runs_layout(mask); !runs || !write(mask, *runs)) write(mask, bits);
+}
+
+Plan::Plan(const MaskView& mask, const PlanLayout& layout) {
+  if (layout.has_bits()) throw_invalid("layout has bit tiles, of a plan on a CUDA device; a Plan is in host memory");
+  if (!write(mask, layout)) check_runs(layout, most_runs(layout, buffer()));
+}
+
+bool Plan::write(const MaskView& mask, const PlanLayout& layout) {
   words_ = zeros<uint64_t>("the plan", layout.bytes / 8);
-  build_plan(mask, std::as_writable_bytes(std::span(words_)));
+  write_plan(mask, layout, std::as_writable_bytes(std::span(words_)));
   view_ = PlanView(buffer());
+  return most_runs(layout, buffer()) == 0;
 }
 
 TiledPlanView::TiledPlanView(const PlanView& plan, TileShape shape) : plan_(plan), shape_(shape) {

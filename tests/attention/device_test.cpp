@@ -272,6 +272,14 @@ TEST(DevicePlan, BuildChecksItsArguments) {
   expect_invalid({"stream must be null"}, [&] { build_plan(host.view(), buffer, Device{}, &stream); });
   EXPECT_NO_THROW(build_plan(host.view(), buffer, Device{}));
   EXPECT_EQ(PlanView(buffer).mask_hash(), host.view().content_hash);
+  expect_invalid({"layout is of batch 1, heads 1, seqlen_q 128", "the mask has 1, 1, 256 and 256"},
+                 [&] { build_plan(host.view(), PlanLayout(128, 256, 1, 1), buffer, Device{}); });
+  expect_invalid({"layout has bit tiles", "interval lists"},
+                 [&] { build_plan(mask.view(), PlanLayout(256, 256, 1, 1, 1), buffer, kDevice); });
+  const PlanLayout runs(256, 256, 1, 1, kNoBits, PlanForm::kRuns);
+  std::vector<uint64_t> of_runs(static_cast<std::size_t>(runs.bytes / 8));
+  build_plan(host.view(), runs, std::as_writable_bytes(std::span(of_runs)), Device{});
+  EXPECT_EQ(PlanView(std::as_bytes(std::span(of_runs))).layout(), runs);
 }
 
 TEST(DevicePlan, IsNotReadOnTheHost) {

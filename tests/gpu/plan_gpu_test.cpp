@@ -11,6 +11,7 @@
 #include "flashmask/builders.h"
 #include "flashmask/plan.h"
 #include "gpu/device_mask.h"
+#include "plan/plan_buffer.h"
 #include "support/expect_error.h"
 #include "support/extent.h"
 #include "support/random_masks.h"
@@ -28,10 +29,10 @@ class PlanOnDevice : public testing::Test {
 /// Names the part of a plan that a byte belongs to.
 std::string part_of(const PlanLayout& l, int64_t byte) {
   const std::pair<int64_t, const char*> parts[] = {{0, "header"},
-                                                   {l.row_live_bits, "row_live_bits"},
-                                                   {l.row_full_bits, "row_full_bits"},
-                                                   {l.key_live_bits, "key_live_bits"},
-                                                   {l.key_full_bits, "key_full_bits"},
+                                                   {l.row_live, "row_live"},
+                                                   {l.row_full, "row_full"},
+                                                   {l.key_live, "key_live"},
+                                                   {l.key_full, "key_full"},
                                                    {l.row_counts, "row_counts"},
                                                    {l.key_counts, "key_counts"},
                                                    {l.key_order, "key_order"},
@@ -40,6 +41,7 @@ std::string part_of(const PlanLayout& l, int64_t byte) {
                                                    {l.row_tile_counts_192, "row_tile_counts_192"},
                                                    {l.row_tile_order_192, "row_tile_order_192"},
                                                    {l.scratch, "scratch"},
+                                                   {l.most_runs, "most_runs"},
                                                    {l.extents(), "extents"},
                                                    {l.ascending_lists, "ascending_lists"},
                                                    {l.tiles_before, "tiles_before"},
@@ -52,16 +54,19 @@ std::string part_of(const PlanLayout& l, int64_t byte) {
   return name;
 }
 
-/// A plan on the host: the bytes that a device would write into memory of `poison`, and how these are laid out.
+bool can_be_in_runs(const Mask& mask) { return !mask.has_interval_lists() && !mask.has_positions(); }
+
+/// A plan on the host: the bytes that a device would write into memory of `poison`, and how these are laid out. What
+/// else is in one that lacks runs is its writer's own.
 struct HostPlan {
   PlanLayout layout;
   std::vector<std::byte> bytes;
 
-  explicit HostPlan(const Mask& mask, std::byte poison = {})
+  explicit HostPlan(const Mask& mask, std::byte poison = {}, PlanForm form = PlanForm::kBits)
       : layout(mask.seqlen_q(), mask.seqlen_k(), mask.batch(), mask.heads(),
-               most_bit_tiles(mask.view(), {Device::Kind::kCuda, 0})),
+               most_bit_tiles(mask.view(), {Device::Kind::kCuda, 0}), form),
         bytes(static_cast<std::size_t>(layout.bytes), poison) {
-    build_plan(mask.view(), layout, bytes);
+    write_plan(mask.view(), layout, bytes);
   }
 };
 
@@ -77,18 +82,28 @@ void expect_bytes(const std::vector<std::byte>& got, const HostPlan& plan, std::
 }
 
 /// Makes the plan twice, in memory that held something else and in its own result.
-void expect_plan(const Mask& mask, const std::string& what, int64_t gap = 0) {
+void expect_plan(const Mask& mask, PlanForm form, const std::string& what, int64_t gap) {
   constexpr std::byte kPoison{0xa5};
-  const HostPlan plan(mask, kPoison);
+  const HostPlan plan(mask, kPoison, form);
   const DeviceMask on_device(mask, gap);
   DeviceBytes buffer(plan.bytes.size() + 64);
   buffer.fill(static_cast<int>(kPoison));
   for (const char* run : {", first run", ", second run"}) {
-    cuda::launch_plan(on_device.view(), buffer.data(), nullptr);
+    cuda::launch_plan(on_device.view(), plan.layout, buffer.data(), nullptr);
     require(cudaDeviceSynchronize(), "the plan's kernels");
-    expect_bytes(buffer.read(), plan, kPoison, what + run);
+    const std::vector<std::byte> got = buffer.read();
+    if (most_runs(plan.layout, plan.bytes) > 0) {
+      ASSERT_GT(most_runs(plan.layout, got), kLineRuns) << what + run;
+    } else {
+      expect_bytes(got, plan, kPoison, what + run);
+    }
     if (testing::Test::HasFailure()) return;
   }
+}
+
+void expect_plan(const Mask& mask, const std::string& what, int64_t gap = 0) {
+  expect_plan(mask, PlanForm::kBits, what, gap);
+  if (can_be_in_runs(mask)) expect_plan(mask, PlanForm::kRuns, what + ", in runs", gap);
 }
 
 std::string shape(const Mask& mask) {
@@ -193,7 +208,7 @@ TEST_F(PlanOnDevice, ListsInAnyOrderAreTheirUnion) {
     const auto copy = [&](int64_t begin, int64_t end) {
       std::copy(plan.bytes.begin() + begin, plan.bytes.begin() + end, got.begin() + begin);
     };
-    copy(plan.layout.row_live_bits - 8, plan.layout.row_live_bits);
+    copy(plan.layout.row_live - 8, plan.layout.row_live);
     copy(plan.layout.ascending_lists, plan.layout.tiles_before);
     expect_bytes(got, plan, {}, "case " + std::to_string(n) + ", " + shape(mask));
     if (HasFailure()) return;
@@ -244,6 +259,69 @@ TEST_F(PlanOnDevice, RoomForBitTiles) {
                  [&] { build_plan(on_device.view(), {small.data(), small.size()}, device); });
   expect_invalid({"scratch has", "needs " + std::to_string(layout_of(0).bytes)},
                  [&] { count_bit_tiles(on_device.view(), {scratch.data(), 100}, device); });
+}
+
+/// Every other of so many blocks a side is kept.
+Mask striped(int64_t blocks) {
+  MaskParts parts{.seqlen_q = blocks * kBlockMaskSize, .seqlen_k = blocks * kBlockMaskSize};
+  for (int64_t n = 0; n < blocks * blocks; ++n) parts.block_mask.push_back((n / blocks + n % blocks) % 2 == 0 ? 1 : 0);
+  return Mask(parts);
+}
+
+TEST_F(PlanOnDevice, Runs) {
+  // As many as there is room for, one more, and many more; with ragged ends.
+  for (const int64_t blocks : {14, 16, 17, 18, 40}) {
+    expect_plan(striped(blocks), std::to_string(blocks) + " blocks");
+    if (HasFailure()) return;
+  }
+  const Device device{Device::Kind::kCuda, 0};
+  for (const int64_t blocks : {16, 18}) {
+    const Mask mask = striped(blocks);
+    const DeviceMask on_device(mask);
+    const HostPlan plan(mask, {}, PlanForm::kRuns);
+    DeviceBytes buffer(plan.bytes.size());
+    const auto build = [&] { build_plan(on_device.view(), plan.layout, {buffer.data(), buffer.size()}, device); };
+    if (blocks == 16) {
+      build();
+      EXPECT_EQ(buffer.read(), plan.bytes);
+    } else {
+      expect_invalid(
+          {"8 runs", "its mask has lines of more", "it needs " + std::to_string(plan_layout(mask.view()).bytes)},
+          build);
+    }
+  }
+}
+
+TEST_F(PlanOnDevice, LongPlansOfFewRunsAreCounted) {
+  constexpr int64_t kLength = int64_t{300} << 10;
+  const Device device{Device::Kind::kCuda, 0};
+  const DeviceMask documents(make_family("causal_document", kLength, {}, 1)), stripes(striped(kLength / 128));
+  for (const MaskView& mask : {documents.view(), stripes.view()}) {
+    DeviceBytes scratch(static_cast<std::size_t>(count_plan_scratch(mask, device)));
+    EXPECT_EQ(static_cast<int64_t>(scratch.size()), PlanLayout(kLength, kLength, 1, 1, kNoBits, PlanForm::kRuns).bytes);
+    const PlanLayout layout = count_plan_layout(mask, {scratch.data(), scratch.size()}, device);
+    EXPECT_EQ(layout.in_runs(), mask.block_mask == nullptr);
+    DeviceBytes buffer(static_cast<std::size_t>(layout.bytes)), again(buffer.size());
+    build_plan(mask, {buffer.data(), buffer.size()}, device);
+    validate_plan(mask, PlanView::on_device(layout, {buffer.data(), buffer.size()}, device),
+                  {again.data(), again.size()});
+  }
+}
+
+TEST_F(PlanOnDevice, GraphsTakeNoRunsOfContents) {
+  const Mask mask = striped(2);
+  const DeviceMask on_device(mask);
+  const HostPlan plan(mask, {}, PlanForm::kRuns);
+  DeviceBytes buffer(plan.bytes.size());
+  cudaStream_t stream;
+  cudaGraph_t graph;
+  require(cudaStreamCreate(&stream), "cudaStreamCreate");
+  require(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
+  expect_invalid({"8 runs", "while a graph is captured it needs"}, [&] {
+    build_plan(on_device.view(), plan.layout, {buffer.data(), buffer.size()}, {Device::Kind::kCuda, 0}, stream);
+  });
+  cudaStreamEndCapture(stream, &graph);
+  cudaStreamDestroy(stream);
 }
 
 TEST_F(PlanOnDevice, GraphsNeedRoomForAllBitTiles) {

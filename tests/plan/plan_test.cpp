@@ -72,9 +72,28 @@ void expect_plan_mask(const PlanView& plan, int64_t m, const std::vector<TileCla
   ASSERT_EQ(copy(plan.key_order(m)), sorted_by_count(key_counts)) << what;
 }
 
-void expect_plan(const Mask& mask, const std::vector<uint8_t>& dense, const std::string& what) {
-  const Plan plan(mask);
-  const PlanView& view = plan.view();
+/// The most runs of a line of row granules or key blocks, live or full, of a mask's granules.
+int64_t most_runs(const PlanLayout& layout, const std::vector<TileClass>& granules) {
+  int64_t most = 0;
+  const auto count = [&](int64_t lines, int64_t length, auto&& at) {
+    for (int64_t line = 0; line < lines; ++line) {
+      for (const TileClass least : {TileClass::kPartial, TileClass::kFull}) {
+        const auto is_in = [&](int64_t n) {
+          return at(line, n) == TileClass::kFull || (least == TileClass::kPartial && at(line, n) == least);
+        };
+        int64_t runs = 0;
+        for (int64_t n = 0; n < length; ++n) runs += is_in(n) && (n == 0 || !is_in(n - 1));
+        most = std::max(most, runs);
+      }
+    }
+  };
+  const auto at = [&](int64_t r, int64_t c) { return granules[static_cast<std::size_t>(r * layout.key_blocks + c)]; };
+  count(layout.row_granules, layout.key_blocks, at);
+  count(layout.key_blocks, layout.row_granules, [&](int64_t c, int64_t r) { return at(r, c); });
+  return most;
+}
+
+void expect_view(const PlanView& view, const Mask& mask, const std::vector<uint8_t>& dense, const std::string& what) {
   ASSERT_TRUE(view.defined());
   ASSERT_EQ(view.mask_hash(), mask.view().content_hash) << what;
   ASSERT_EQ(view.layout().batch, mask.batch()) << what;
@@ -91,6 +110,25 @@ void expect_plan(const Mask& mask, const std::vector<uint8_t>& dense, const std:
   ASSERT_EQ(view.live_granules(), live) << what;
   for (int64_t b = 0; b < mask.batch(); ++b)
     ASSERT_EQ(view.extent(b), extent_of(dense, b, mask.heads(), mask.seqlen_q(), mask.seqlen_k())) << what;
+}
+
+PlanLayout layout_of(const Mask& mask, PlanForm form) {
+  return {mask.seqlen_q(), mask.seqlen_k(), mask.batch(), mask.heads(), kNoBits, form};
+}
+
+/// In bits and in runs, which are refused where a line has too many.
+void expect_plan(const Mask& mask, const std::vector<uint8_t>& dense, const std::string& what) {
+  expect_view(Plan(mask.view(), layout_of(mask, PlanForm::kBits)).view(), mask, dense, what);
+  if (testing::Test::HasFatalFailure()) return;
+  const PlanLayout runs = layout_of(mask, PlanForm::kRuns);
+  int64_t most = 0;
+  for (int64_t m = 0; m < mask.batch() * mask.heads(); ++m)
+    most = std::max(most, most_runs(runs, classes_of(matrix(dense, m, mask.seqlen_q(), mask.seqlen_k()), kGranule)));
+  if (most <= kLineRuns) {
+    expect_view(Plan(mask.view(), runs).view(), mask, dense, what + ", in runs");
+  } else {
+    expect_invalid({"8 runs", "its mask has lines of more"}, [&] { Plan(mask.view(), runs); });
+  }
 }
 
 /// Views of the plan at the tile shapes of kernels, against classify_tiles and counting.
@@ -227,9 +265,48 @@ TEST(Plan, ByHand) {
 TEST(Plan, ForEachLive) {
   const std::vector<uint64_t> live{0x8000000000000005u, 0, 0x2u}, full{0x8000000000000004u, 0, 0};
   std::vector<std::pair<int64_t, bool>> seen;
-  for_each_live(live, full, [&](int64_t index, bool whole) { seen.emplace_back(index, whole); });
+  for_each_live(GranuleLine(live), GranuleLine(full),
+                [&](int64_t index, bool whole) { seen.emplace_back(index, whole); });
   EXPECT_EQ(seen, (std::vector<std::pair<int64_t, bool>>{{0, false}, {2, true}, {63, true}, {129, false}}));
   for_each_live({}, {}, [](int64_t, bool) { FAIL(); });
+}
+
+/// A mask whose row granules see every `step`th key block but the first, and the same of keys.
+Mask striped(int64_t blocks, int64_t step) {
+  MaskParts parts{.seqlen_q = blocks * kBlockMaskSize, .seqlen_k = blocks * kBlockMaskSize};
+  for (int64_t n = 0; n < blocks * blocks; ++n)
+    parts.block_mask.push_back((n / blocks + n % blocks) % step == step - 1 ? 1 : 0);
+  return Mask(parts);
+}
+
+TEST(Plan, HasAsManyRunsAsItHasRoomFor) {
+  for (const int64_t runs : {7, 8, 9, 20}) {
+    for (const int64_t step : {2, 3}) {
+      const Mask mask = striped(runs * step, step);
+      const PlanLayout layout = layout_of(mask, PlanForm::kRuns);
+      if (runs > kLineRuns) {
+        expect_invalid({"plan has " + std::to_string(layout.bytes) + " bytes", "its mask has lines of more",
+                        "needs " + std::to_string(layout_of(mask, PlanForm::kBits).bytes)},
+                       [&] { Plan(mask.view(), layout); });
+        continue;
+      }
+      const Plan plan(mask.view(), layout);
+      for (int64_t r = 0; r < layout.row_granules; ++r) {
+        for (int64_t c = 0; c < layout.key_blocks; ++c) {
+          const bool is_live = (r / 2 + c) % step == step - 1;
+          ASSERT_EQ(plan.view().granule(0, r, c), is_live ? TileClass::kFull : TileClass::kEmpty) << r << " " << c;
+          ASSERT_EQ(plan.view().key_live(0, c).has(r), is_live) << r << " " << c;
+          ASSERT_EQ(plan.view().key_full(0, c).has(r), is_live) << r << " " << c;
+        }
+      }
+    }
+  }
+}
+
+TEST(Plan, InRunsHasNoBitTiles) {
+  expect_invalid({"bit_tiles is 0", "in runs"}, [] { PlanLayout(1, 1, 1, 1, 0, PlanForm::kRuns); });
+  const Mask mask = masks::causal(300, 300);
+  expect_invalid({"bit tiles", "host memory"}, [&] { Plan(mask.view(), PlanLayout(300, 300, 1, 1, 2)); });
 }
 
 TEST(Plan, FillsABufferThatHeldSomethingElse) {
@@ -243,20 +320,10 @@ TEST(Plan, FillsABufferThatHeldSomethingElse) {
     const PlanView view(bytes);  // a buffer may be longer than its plan
     ASSERT_TRUE(std::ranges::equal(bytes.first(plan.buffer().size()), plan.buffer())) << "every byte is written";
     EXPECT_EQ(view.mask_hash(), mask.view().content_hash);
-    const auto same = [](auto a, auto b) { return std::equal(a.begin(), a.end(), b.begin(), b.end()); };
-    for (int64_t m = 0; m < view.layout().batch * view.layout().heads; ++m) {
-      for (int64_t r = 0; r < view.layout().row_granules; ++r) {
-        ASSERT_TRUE(same(view.row_live(m, r), plan.view().row_live(m, r)) &&
-                    same(view.row_full(m, r), plan.view().row_full(m, r)));
-      }
-      for (int64_t c = 0; c < view.layout().key_blocks; ++c) {
-        ASSERT_TRUE(same(view.key_live(m, c), plan.view().key_live(m, c)) &&
-                    same(view.key_full(m, c), plan.view().key_full(m, c)));
-      }
-      ASSERT_TRUE(same(view.row_counts(m), plan.view().row_counts(m)));
-      ASSERT_TRUE(same(view.key_counts(m), plan.view().key_counts(m)) &&
-                  same(view.key_order(m), plan.view().key_order(m)));
-    }
+    const PlanLayout runs = layout_of(mask, PlanForm::kRuns);
+    std::vector<uint64_t> zeros(static_cast<std::size_t>(runs.bytes / 8)), others(zeros.size(), 0xaaaaaaaaaaaaaaaau);
+    for (auto* buffer : {&zeros, &others}) build_plan(mask.view(), runs, std::as_writable_bytes(std::span(*buffer)));
+    EXPECT_EQ(zeros, others) << "every byte in runs is written";
     for (std::size_t w = plan.buffer().size() / 8; w < words.size(); ++w)
       ASSERT_EQ(words[w], 0xaaaaaaaaaaaaaaaau) << "written past the end";
   }

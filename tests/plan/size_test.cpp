@@ -4,6 +4,7 @@
 #include <malloc.h>
 
 #include <iostream>
+#include <string_view>
 
 #include "families/families.h"
 #include "flashmask/builders.h"
@@ -43,7 +44,7 @@ TEST(Size, PlanIsAByteForATileAndALinearTerm) {
   const PlanLayout exact(128 * kThousand, 128 * kThousand, 1, 1);
   EXPECT_EQ(exact.words_per_row, 1024 / 64);
   EXPECT_EQ(exact.words_per_key, 2048 / 64);
-  EXPECT_EQ(exact.key_live_bits - exact.row_live_bits, 2 * 2048 * 1024 / 8);
+  EXPECT_EQ(exact.key_live - exact.row_live, 2 * 2048 * 1024 / 8);
 }
 
 TEST(Size, PlanOfOddLengthsStaysLinearBeyondTheTiles) {
@@ -64,13 +65,15 @@ TEST(Size, PlanOfOddLengthsStaysLinearBeyondTheTiles) {
 TEST(Size, LayoutPartsDoNotOverlap) {
   Random random(2);
   for (int n = 0; n < 500; ++n) {
+    const int64_t tiles = random.integer(-1, 5);
     const PlanLayout l(random.integer(0, 5000), random.integer(0, 5000), random.integer(1, 3), random.integer(1, 3),
-                       random.integer(-1, 5));
+                       tiles, tiles == kNoBits && random.flip() ? PlanForm::kRuns : PlanForm::kBits);
+    const int64_t of_row = l.in_runs() ? 8 : l.words_per_row, of_key = l.in_runs() ? 8 : l.words_per_key;
     const int64_t masks = l.batch * l.heads;
-    std::vector<std::pair<int64_t, int64_t>> parts{{l.row_live_bits, masks * l.row_granules * l.words_per_row * 8},
-                                                   {l.row_full_bits, masks * l.row_granules * l.words_per_row * 8},
-                                                   {l.key_live_bits, masks * l.key_blocks * l.words_per_key * 8},
-                                                   {l.key_full_bits, masks * l.key_blocks * l.words_per_key * 8},
+    std::vector<std::pair<int64_t, int64_t>> parts{{l.row_live, masks * l.row_granules * of_row * 8},
+                                                   {l.row_full, masks * l.row_granules * of_row * 8},
+                                                   {l.key_live, masks * l.key_blocks * of_key * 8},
+                                                   {l.key_full, masks * l.key_blocks * of_key * 8},
                                                    {l.row_counts, masks * l.row_granules * 4},
                                                    {l.key_counts, masks * l.key_blocks * 4},
                                                    {l.key_order, masks * l.key_blocks * 4},
@@ -79,6 +82,7 @@ TEST(Size, LayoutPartsDoNotOverlap) {
                                                    {l.row_tile_counts_192, masks * l.row_tiles_192 * 4},
                                                    {l.row_tile_order_192, masks * l.row_tiles_192 * 4},
                                                    {l.scratch, masks * l.key_blocks * 8},
+                                                   {l.most_runs, l.in_runs() ? 4 : 0},
                                                    {l.extents(), l.batch * 8}};
     if (l.has_bits()) {
       parts.insert(parts.end(), {{l.ascending_lists, masks * l.key_blocks * 16},
@@ -93,6 +97,64 @@ TEST(Size, LayoutPartsDoNotOverlap) {
     }
     ASSERT_LE(end, l.bytes);
   }
+}
+
+TEST(Size, PlanInRunsIsLinear) {
+  const auto bytes = [](int64_t length) { return PlanLayout(length, length, 1, 1, kNoBits, PlanForm::kRuns).bytes; };
+  EXPECT_LE(bytes(kMillion), 4 << 20);
+  for (const int64_t length : {64 * kThousand, kMillion, 16 * kMillion})
+    EXPECT_LE(bytes(2 * length), 2 * bytes(length));
+}
+
+TEST(Size, LongPlansOfFewRunsAreInRuns) {
+  const Device cpu{};
+  for (const char* family : {"full", "causal", "causal_document", "sliding_window", "shared_question"}) {
+    const bool is_long = std::string_view(family) == "causal_document";
+    const Mask mask = make_family(family, is_long ? kMillion : 300 * kThousand, {}, 1);
+    std::vector<uint64_t> scratch(static_cast<std::size_t>(count_plan_scratch(mask.view(), cpu) / 8));
+    EXPECT_TRUE(count_plan_layout(mask.view(), std::as_writable_bytes(std::span(scratch)), cpu).in_runs()) << family;
+    const Plan plan(mask);
+    EXPECT_TRUE(plan.view().layout().in_runs()) << family;
+    EXPECT_LE(plan.buffer().size(), std::size_t{4} << 20) << family;
+  }
+}
+
+TEST(Size, OtherPlansAreInBits) {
+  const Device cpu{};
+  const Mask short_mask = make_family("causal_document", 128 * kThousand, {}, 1);
+  EXPECT_EQ(count_plan_scratch(short_mask.view(), cpu), 0);
+  EXPECT_FALSE(count_plan_layout(short_mask.view(), {}, cpu).in_runs()) << "its bits are few";
+  EXPECT_FALSE(Plan(short_mask).view().layout().in_runs());
+  // Every other block.
+  constexpr int64_t kBlocks = 2100;
+  MaskParts parts{.seqlen_q = kBlocks * 128, .seqlen_k = kBlocks * 128};
+  for (int64_t n = 0; n < kBlocks * kBlocks; ++n) parts.block_mask.push_back((n / kBlocks + n) % 2 == 0 ? 1 : 0);
+  const Mask striped(parts);
+  const int64_t bytes = count_plan_scratch(striped.view(), cpu);
+  EXPECT_EQ(bytes, PlanLayout(kBlocks * 128, kBlocks * 128, 1, 1, kNoBits, PlanForm::kRuns).bytes);
+  std::vector<uint64_t> scratch(static_cast<std::size_t>(bytes / 8));
+  const auto memory = std::as_writable_bytes(std::span(scratch));
+  EXPECT_FALSE(count_plan_layout(striped.view(), memory, cpu).in_runs());
+  expect_invalid({"scratch has 8 bytes", "needs " + std::to_string(bytes)},
+                 [&] { count_plan_layout(striped.view(), memory.first(8), cpu); });
+  EXPECT_FALSE(Plan(striped).view().layout().in_runs());
+  expect_invalid({"8 runs", "its mask has lines of more"}, [&] { build_plan(striped.view(), memory, cpu); });
+  // A mask with positions, whatever they are.
+  parts = {.seqlen_q = 300 * kThousand, .seqlen_k = 300 * kThousand, .band = Band::causal()};
+  parts.q_pos.resize(static_cast<std::size_t>(parts.seqlen_q)), parts.k_pos.resize(parts.q_pos.size());
+  EXPECT_EQ(count_plan_scratch(Mask(parts).view(), cpu), 0);
+}
+
+TEST(Size, BuffersWithRoomForRunsAloneHoldThem) {
+  constexpr int64_t kLength = 300 * kThousand;
+  const Mask mask = make_family("causal_document", kLength, {}, 1);
+  const PlanLayout runs(kLength, kLength, 1, 1, kNoBits, PlanForm::kRuns), bits(kLength, kLength, 1, 1);
+  std::vector<uint64_t> words(static_cast<std::size_t>(bits.bytes / 8));
+  const auto buffer = std::as_writable_bytes(std::span(words));
+  build_plan(mask.view(), buffer.first(static_cast<std::size_t>(runs.bytes)), Device{});
+  EXPECT_EQ(PlanView(buffer).layout(), runs);
+  build_plan(mask.view(), buffer, Device{});
+  EXPECT_EQ(PlanView(buffer).layout(), bits);
 }
 
 TEST(Size, BitTilesAreLimited) {

@@ -17,6 +17,7 @@
 #include "backends/cuda/plan/device_plan.h"
 #include "call/backend.h"
 #include "common/message.h"
+#include "mask/host_only.h"
 #include "plan/plan_buffer.h"
 
 namespace flashmask {
@@ -43,9 +44,12 @@ class CudaBackend final : public Backend {
   void build_cached_plan(const CachedProblem& p, const CachedPlan& plan) const override;
   void append(const AppendProblem& problem) const override;
   std::vector<KernelInfo> kernels() const override;
-  void build_plan(const MaskView& mask, std::span<std::byte> buffer, const Device& device, void* stream) const override;
+  void build_plan(const MaskView& mask, const PlanLayout& layout, std::span<std::byte> buffer, const Device& device,
+                  void* stream) const override;
   int64_t count_bit_tiles(const MaskView& mask, std::span<std::byte> scratch, const Device& device,
                           void* stream) const override;
+  int32_t count_runs(const MaskView& mask, const PlanLayout& layout, std::span<std::byte> scratch, const Device& device,
+                     void* stream) const override;
   bool is_plan_of(const MaskView& mask, const PlanView& plan, std::span<std::byte> scratch,
                   void* stream) const override;
   void build_vectors(const build::Arguments& arguments, const build::Output& output,
@@ -69,9 +73,11 @@ BackendInfo CudaBackend::info() const {
 }
 
 std::vector<KernelInfo> CudaBackend::kernels() const {
-  std::vector<KernelInfo> all = cuda::plan_kernels({.lists = false, .positions = true});
-  for (const KernelInfo& kernel : cuda::plan_kernels({.lists = true, .positions = false})) {
-    if (std::ranges::find(all, kernel.id, &KernelInfo::id) == all.end()) all.push_back(kernel);
+  std::vector<KernelInfo> all = cuda::plan_kernels({.positions = true});
+  for (const cuda::PlanVariant variant : {cuda::PlanVariant{.lists = true}, cuda::PlanVariant{.runs = true}}) {
+    for (const KernelInfo& kernel : cuda::plan_kernels(variant)) {
+      if (std::ranges::find(all, kernel.id, &KernelInfo::id) == all.end()) all.push_back(kernel);
+    }
   }
   for (const std::vector<KernelInfo>& more :
        {cuda::work_plan_kernels(), cuda::append_kernels(), cuda::dense_extent_kernels(), cuda::peer_kernels()})
@@ -135,35 +141,46 @@ void CudaBackend::append(const AppendProblem& problem) const {
   cuda::launch_append(problem);
 }
 
-/// Reads the number of tiles of a plan with bits. Waits for the stream.
-int64_t read_bit_tiles(const PlanLayout& layout, const std::byte* plan, cudaStream_t stream) {
-  int32_t tiles = 0;
-  const int64_t words = layout.batch * layout.heads * layout.row_granules * layout.words_per_row * 2;
-  const std::byte* const at = plan + layout.tiles_before + words * static_cast<int64_t>(sizeof(tiles));
-  cuda::check(cudaMemcpyAsync(&tiles, at, sizeof(tiles), cudaMemcpyDeviceToHost, stream),
-              "cudaMemcpyAsync of the number of bit tiles");
+/// Reads a number of a plan. Waits for the stream.
+int32_t read_number(const std::byte* plan, int64_t offset, cudaStream_t stream) {
+  int32_t number = 0;
+  cuda::check(cudaMemcpyAsync(&number, plan + offset, sizeof(number), cudaMemcpyDeviceToHost, stream),
+              "cudaMemcpyAsync of a number of the plan");
   cuda::check(cudaStreamSynchronize(stream), "the plan's kernels");
-  return tiles;
+  return number;
 }
 
-void CudaBackend::build_plan(const MaskView& mask, std::span<std::byte> buffer, const Device& device,
-                             void* stream) const {
+/// The number of tiles of a plan with bits.
+int64_t read_bit_tiles(const PlanLayout& layout, const std::byte* plan, cudaStream_t stream) {
+  const int64_t words = layout.batch * layout.heads * layout.row_granules * layout.words_per_row * 2;
+  return read_number(plan, layout.tiles_before + words * static_cast<int64_t>(sizeof(int32_t)), stream);
+}
+
+bool is_capturing(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  cuda::check(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
+  return status != cudaStreamCaptureStatusNone;
+}
+
+void CudaBackend::build_plan(const MaskView& mask, const PlanLayout& layout, std::span<std::byte> buffer,
+                             const Device& device, void* stream) const {
   require_usable(device.index);
   const cuda::DeviceGuard guard(device.index);
   const auto on = static_cast<cudaStream_t>(stream);
-  const PlanLayout layout = plan_layout(mask, device, buffer.size());
   const int64_t most = most_bit_tiles(mask, device);
   const auto refuse = [&](const auto&... why) {
     throw_invalid("plan buffer has ", buffer.size(), " bytes, room for ", layout.bit_tiles,
                   " bit tiles (128 keys x 64 rows, ", kBitTileBytes, " bytes) of a mask with interval lists; ", why...);
   };
-  if (layout.bit_tiles < most) {
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    cuda::check(cudaStreamIsCapturing(on, &status), "cudaStreamIsCapturing");
-    if (status != cudaStreamCaptureStatusNone)
-      refuse("while a graph is captured it needs ", plan_layout(mask, most).bytes, ", room for all that there can be");
-  }
+  if (layout.bit_tiles < most && is_capturing(on))
+    refuse("while a graph is captured it needs ", plan_layout(mask, most).bytes, ", room for all that there can be");
+  const bool may_lack_runs = layout.in_runs() && has_contents(mask);
+  if (may_lack_runs && is_capturing(on))
+    throw_invalid("plan buffer has ", buffer.size(), " bytes, for ", kLineRuns,
+                  " runs of granules a line; while a graph is captured it needs ", plan_layout(mask).bytes,
+                  ", for bits, as contents may change");
   cuda::launch_plan(mask, layout, buffer.data(), on);
+  if (may_lack_runs) check_runs(layout, read_number(buffer.data(), layout.most_runs, on));
   if (layout.bit_tiles >= most) return;
   if (const int64_t tiles = read_bit_tiles(layout, buffer.data(), on); tiles > layout.bit_tiles)
     refuse("its contents have ", tiles, ": it needs ", plan_layout(mask, tiles).bytes);
@@ -179,13 +196,22 @@ int64_t CudaBackend::count_bit_tiles(const MaskView& mask, std::span<std::byte> 
   return read_bit_tiles(layout, scratch.data(), on);
 }
 
+int32_t CudaBackend::count_runs(const MaskView& mask, const PlanLayout& layout, std::span<std::byte> scratch,
+                                const Device& device, void* stream) const {
+  require_usable(device.index);
+  const cuda::DeviceGuard guard(device.index);
+  const auto on = static_cast<cudaStream_t>(stream);
+  cuda::launch_plan(mask, layout, scratch.data(), on);
+  return read_number(scratch.data(), layout.most_runs, on);
+}
+
 bool CudaBackend::is_plan_of(const MaskView& mask, const PlanView& plan, std::span<std::byte> scratch,
                              void* stream) const {
-  build_plan(mask, scratch.first(static_cast<std::size_t>(plan.layout().bytes)), plan.device(), stream);
+  build_plan(mask, plan.layout(), scratch, plan.device(), stream);
   const cuda::DeviceGuard guard(plan.device().index);
   const auto on = static_cast<cudaStream_t>(stream);
   // Before the bits comes a header with the shapes and the hash of the contents.
-  const auto header = static_cast<std::size_t>(plan.layout().row_live_bits);
+  const auto header = static_cast<std::size_t>(plan.layout().row_live);
   std::vector<std::byte> was(header), is(header);
   cuda::check(cudaMemcpyAsync(was.data(), plan.data(), header, cudaMemcpyDeviceToHost, on),
               "cudaMemcpyAsync of the plan");

@@ -183,8 +183,8 @@ struct ForwardRun {
     p.query_heads_per_kv_head = kHeads / kHeadsKv;
     p.scale_log2 = static_cast<float>(kScale * kLog2E);
     p.score_of_bit = 1 / p.scale_log2;
-    p.plan = {.row_live = mask.at<uint32_t>(layout.row_live_bits),
-              .row_full = mask.at<uint32_t>(layout.row_full_bits),
+    p.plan = {.row_live = mask.at<uint32_t>(layout.row_live),
+              .row_full = mask.at<uint32_t>(layout.row_full),
               .row_tile_order = mask.at<int32_t>(layout.row_tile_order_128),
               .words_per_row = static_cast<int32_t>(2 * layout.words_per_row),
               .row_granules = static_cast<int32_t>(layout.row_granules),

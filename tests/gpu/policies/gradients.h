@@ -129,9 +129,9 @@ class Backward {
     rows.out = rows_of(out_.view);
     rows.dout = rows_of(device_dout_.view);
     rows.lse = {lse_.view.data, lse_.view.stride[0], lse_.view.stride[2], lse_.view.stride[1]};
-    rows.plan = {.key_live = mask_.at<uint32_t>(layout.key_live_bits),
-                 .key_full = mask_.at<uint32_t>(layout.key_full_bits),
-                 .row_live = mask_.at<uint32_t>(layout.row_live_bits),
+    rows.plan = {.key_live = mask_.at<uint32_t>(layout.key_live),
+                 .key_full = mask_.at<uint32_t>(layout.key_full),
+                 .row_live = mask_.at<uint32_t>(layout.row_live),
                  .key_order = mask_.at<int32_t>(layout.key_order),
                  .words_per_key = static_cast<int32_t>(2 * layout.words_per_key),
                  .words_per_row = static_cast<int32_t>(2 * layout.words_per_row),

@@ -43,7 +43,8 @@ enum class ElementMask : int32_t {
   kDense,    ///< baseline mode: a dense matrix, and no band
 };
 
-/// The plan of all masks of a call by rows, in device memory; see PlanLayout. Bits are read as 32-bit words.
+/// The plan of all masks of a call by rows, in device memory; see PlanLayout. Bits are read as 32-bit words, and of
+/// either form by granule_word.
 struct RowPlanBits {
   const uint32_t* row_live;
   const uint32_t* row_full;
@@ -52,6 +53,7 @@ struct RowPlanBits {
   int32_t row_granules;
   uint32_t mask_heads;  ///< heads of the plan's masks [batch or 1, mask_heads]
   Sharing sharing;
+  bool in_runs = false;
 };
 
 /// The plan of all masks of a call by key blocks, for the backward.
@@ -64,6 +66,7 @@ struct KeyPlanBits {
   int32_t row_granules;
   uint32_t mask_heads;  ///< heads of the plan's masks [batch or 1, mask_heads]
   Sharing sharing;
+  bool in_runs = false;
 };
 
 /// The plan's bit tiles, of a mask with interval lists; see PlanLayout and find_tile.

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "plan/runs.h"
+
 namespace flashmask::cuda {
 
 /// The plan's number of the mask that (batch entry, query head) reads. `PlanBits` is a kernel's view of the plan.
@@ -11,18 +13,27 @@ __host__ __device__ __forceinline__ uint32_t mask_index(const PlanBits& plan, ui
   return batch / plan.sharing.batch_entries * plan.mask_heads + head / plan.sharing.heads;
 }
 
+/// Word number `word` of the granules of a line, which is a row granule or key block of all masks and has `words`.
+template <typename PlanBits>
+__device__ __forceinline__ uint32_t granule_word(const PlanBits& plan, const uint32_t* granules, int64_t line,
+                                                 int32_t words, int32_t word) {
+  if (plan.in_runs)
+    return runs_word<uint32_t>(reinterpret_cast<const GranuleRun*>(granules) + line * kLineRuns, word * 32);
+  return __ldg(granules + line * words + word);
+}
+
 /// How many of the first `key_tiles` key tiles see rows of a query tile of `mask`. All lanes of a warp call it.
 template <int kGranules, typename PlanBits>
 __device__ __forceinline__ uint32_t live_key_tiles(const PlanBits& plan, uint32_t mask, int32_t row_tile,
                                                    uint32_t key_tiles) {
   const int32_t granule = row_tile * kGranules;
   const bool pair = kGranules == 2 && granule + 1 < plan.row_granules;
-  const uint32_t* live =
-      plan.row_live + (static_cast<int64_t>(mask) * plan.row_granules + granule) * plan.words_per_row;
+  const int64_t line = static_cast<int64_t>(mask) * plan.row_granules + granule;
   uint32_t count = 0;
   for (uint32_t word = threadIdx.x % 32; word * 32 < key_tiles; word += 32) {
-    uint32_t bits = __ldg(live + word);
-    if (pair) bits |= __ldg(live + plan.words_per_row + word);
+    const auto at = static_cast<int32_t>(word);
+    uint32_t bits = granule_word(plan, plan.row_live, line, plan.words_per_row, at);
+    if (pair) bits |= granule_word(plan, plan.row_live, line + 1, plan.words_per_row, at);
     if (key_tiles - word * 32 < 32) bits &= (1u << (key_tiles - word * 32)) - 1;
     count += __popc(bits);
   }

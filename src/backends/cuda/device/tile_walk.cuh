@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "backends/cuda/device/plan_bits.cuh"
 #include "backends/cuda/ptx/registers.cuh"
 
 namespace flashmask::cuda {
@@ -13,10 +14,9 @@ template <int kGranules, int kSpacing, typename PlanBits>
 class RowTileWalk {
  public:
   __device__ __forceinline__ RowTileWalk(const PlanBits& plan, uint32_t mask, int32_t row_tile)
-      : plan_(plan), rows_(min(kGranules, plan.row_granules - row_tile * kGranules)) {
-    const int64_t row = static_cast<int64_t>(mask) * plan.row_granules + row_tile * kGranules;
-    at_ = row * plan.words_per_row;
-  }
+      : plan_(plan),
+        rows_(min(kGranules, plan.row_granules - row_tile * kGranules)),
+        line_(static_cast<int64_t>(mask) * plan.row_granules + row_tile * kGranules) {}
 
   __device__ __forceinline__ void load(int32_t first_word) {
     const int32_t word = first_word + static_cast<int32_t>(threadIdx.x % 32);
@@ -24,9 +24,8 @@ class RowTileWalk {
 #pragma unroll
     for (int g = 0; g < kGranules; ++g) {
       const bool inside = g < rows_ && word < plan_.words_per_row;
-      const int64_t at = at_ + static_cast<int64_t>(g) * plan_.words_per_row + word;
-      live_[g] = inside ? __ldg(plan_.row_live + at) : 0;
-      full_[g] = inside ? __ldg(plan_.row_full + at) : 0;
+      live_[g] = inside ? granule_word(plan_, plan_.row_live, line_ + g, plan_.words_per_row, word) : 0;
+      full_[g] = inside ? granule_word(plan_, plan_.row_full, line_ + g, plan_.words_per_row, word) : 0;
       any_ |= live_[g];
     }
   }
@@ -60,7 +59,7 @@ class RowTileWalk {
  private:
   const PlanBits& plan_;
   int32_t rows_;
-  int64_t at_;
+  int64_t line_;
   uint32_t live_[kGranules], full_[kGranules], any_ = 0;
 };
 

@@ -120,35 +120,37 @@ bool needs_plan(const Problem& p) { return !p.dense.defined(); }
 RowPlanBits row_plan_bits(const Problem& p, int tile_rows) {
   const PlanParts plan(p);
   const PlanLayout& layout = plan.layout;
-  return {.row_live = plan.at<uint32_t>(layout.row_live_bits),
-          .row_full = plan.at<uint32_t>(layout.row_full_bits),
+  return {.row_live = plan.at<uint32_t>(layout.row_live),
+          .row_full = plan.at<uint32_t>(layout.row_full),
           .row_tile_order = plan.at<int32_t>(tile_rows == 192 ? layout.row_tile_order_192 : layout.row_tile_order_128),
           .words_per_row = static_cast<int32_t>(2 * layout.words_per_row),
           .row_granules = static_cast<int32_t>(layout.row_granules),
           .mask_heads = static_cast<uint32_t>(p.mask.heads()),
-          .sharing = sharing(p, p.mask.batch(), p.mask.heads())};
+          .sharing = sharing(p, p.mask.batch(), p.mask.heads()),
+          .in_runs = layout.in_runs()};
 }
 
 KeyPlanBits key_plan_bits(const Problem& p) {
   const PlanParts plan(p);
   const PlanLayout& layout = plan.layout;
-  return {.key_live = plan.at<uint32_t>(layout.key_live_bits),
-          .key_full = plan.at<uint32_t>(layout.key_full_bits),
-          .row_live = plan.at<uint32_t>(layout.row_live_bits),
+  return {.key_live = plan.at<uint32_t>(layout.key_live),
+          .key_full = plan.at<uint32_t>(layout.key_full),
+          .row_live = plan.at<uint32_t>(layout.row_live),
           .key_order = plan.at<int32_t>(layout.key_order),
           .words_per_key = static_cast<int32_t>(2 * layout.words_per_key),
           .words_per_row = static_cast<int32_t>(2 * layout.words_per_row),
           .row_granules = static_cast<int32_t>(layout.row_granules),
           .mask_heads = static_cast<uint32_t>(p.mask.heads()),
-          .sharing = sharing(p, p.mask.batch(), p.mask.heads())};
+          .sharing = sharing(p, p.mask.batch(), p.mask.heads()),
+          .in_runs = layout.in_runs()};
 }
 
 BitTiles bit_tiles(const Problem& p) {
   if (!p.mask.column_ptr) return {};
   const PlanParts plan(p);
   const PlanLayout& layout = plan.layout;
-  return {.row_live = plan.at<uint32_t>(layout.row_live_bits),
-          .row_full = plan.at<uint32_t>(layout.row_full_bits),
+  return {.row_live = plan.at<uint32_t>(layout.row_live),
+          .row_full = plan.at<uint32_t>(layout.row_full),
           .before = plan.at<int32_t>(layout.tiles_before),
           .rows_of_keys = plan.at<uint2>(layout.tile_bits),
           .words_per_row = static_cast<int32_t>(2 * layout.words_per_row),

@@ -33,7 +33,8 @@ void TileCounter::report() const {
 std::vector<std::string> plan_kernels_of(const Problem& p) {
   std::vector<std::string> ids;
   if (!needs_plan(p) || p.plan.defined() || p.is_empty()) return ids;
-  for (const KernelInfo& kernel : plan_kernels({p.mask.column_ptr != nullptr, p.mask.has_positions}))
+  for (const KernelInfo& kernel :
+       plan_kernels({.lists = p.mask.column_ptr != nullptr, .positions = p.mask.has_positions}))
     ids.push_back(kernel.id);
   return ids;
 }

@@ -42,8 +42,8 @@ __device__ __forceinline__ void number_tiles(const Params& p) {
   static_assert(kNumberThreads == 32 * 32);
   __shared__ int32_t of_warps[kNumberThreads / 32];
   wait_for_previous();
-  const auto* live = p.at<uint32_t>(p.layout.row_live_bits);
-  const auto* full = p.at<uint32_t>(p.layout.row_full_bits);
+  const auto* live = p.at<uint32_t>(p.layout.row_live);
+  const auto* full = p.at<uint32_t>(p.layout.row_full);
   auto* tiles_before = p.at<int32_t>(p.layout.tiles_before);
   const int64_t words = p.layout.batch * p.layout.heads * p.layout.row_granules * p.layout.words_per_row * 2;
   int32_t done = 0;
@@ -72,7 +72,7 @@ __device__ __forceinline__ void number_tiles(const Params& p) {
 /// The number of partial granule (m, r, c)'s tile.
 __device__ inline int32_t tile_number(const Params& p, int32_t m, int32_t r, int32_t c) {
   const int64_t word = (int64_t{m} * p.row_granules + r) * p.layout.words_per_row * 2 + c / 32;
-  const uint32_t partial = p.at<uint32_t>(p.layout.row_live_bits)[word] & ~p.at<uint32_t>(p.layout.row_full_bits)[word];
+  const uint32_t partial = p.at<uint32_t>(p.layout.row_live)[word] & ~p.at<uint32_t>(p.layout.row_full)[word];
   return p.at<int32_t>(p.layout.tiles_before)[word] + __popc(partial & rules::low_bits<uint32_t>(c % 32));
 }
 
@@ -83,8 +83,8 @@ __device__ __forceinline__ void write_tiles(const Params& p, const PositionBand&
   wait_for_previous();
   const ListPlace at(p);
   const int64_t word = at.index * p.layout.words_per_key * 2 + at.word;
-  const uint32_t live = p.at<uint32_t>(p.layout.key_live_bits)[word],
-                 partial = live & ~p.at<uint32_t>(p.layout.key_full_bits)[word];
+  const uint32_t live = p.at<uint32_t>(p.layout.key_live)[word],
+                 partial = live & ~p.at<uint32_t>(p.layout.key_full)[word];
   if (live == 0) return;
   if (threadIdx.x < 32 && (partial >> threadIdx.x & 1) != 0)
     numbers[threadIdx.x] = tile_number(p, at.m, at.word * kGranulesOfWord + static_cast<int32_t>(threadIdx.x), at.c);

@@ -139,18 +139,23 @@ class KeyBlock {
     }
   }
 
-  /// Writes the bits of the calling thread's granules, `first` and on.
-  __device__ void write(const int32_t (&events)[kGranulesPerThread], int32_t before, int32_t first) {
+  /// The bits of the calling thread's granules, `first` and on: none past the last.
+  __device__ GranuleBits judge(const int32_t (&events)[kGranulesPerThread], int32_t before, int32_t first) {
+    if (first >= p_.row_granules) return {};
+    GranuleBits bits = bits_of(events, before, columns_);
+    if (p_.mask.block_mask) clear_blocks(bits, first);
+    const auto existing = rules::low_bits<uint32_t>(min(p_.row_granules - first, kGranulesPerThread));
+    live_granules_ += __popc(bits.live & existing);
+    return {bits.live & existing, bits.full & existing};
+  }
+
+  __device__ void write(const GranuleBits& bits, int32_t first) const {
     const int32_t pieces = static_cast<int32_t>(p_.layout.words_per_key) * (64 / kGranulesPerThread);
     const int32_t piece = first / kGranulesPerThread;
     if (piece >= pieces) return;
-    GranuleBits bits = bits_of(events, before, columns_);
-    if (p_.mask.block_mask) clear_blocks(bits, first);
-    const auto existing = rules::low_bits<uint32_t>(min(max(p_.row_granules - first, 0), kGranulesPerThread));
-    live_granules_ += __popc(bits.live & existing);
     const int64_t at = index() * pieces + piece;
-    p_.at<uint16_t>(p_.layout.key_live_bits)[at] = static_cast<uint16_t>(bits.live & existing);
-    p_.at<uint16_t>(p_.layout.key_full_bits)[at] = static_cast<uint16_t>(bits.full & existing);
+    p_.at<uint16_t>(p_.layout.key_live)[at] = static_cast<uint16_t>(bits.live);
+    p_.at<uint16_t>(p_.layout.key_full)[at] = static_cast<uint16_t>(bits.full);
   }
 
   /// Adds up over the threads and writes the sums.
@@ -173,9 +178,10 @@ class KeyBlock {
         hash_of_warps[0] + hash_of_warps[1] + hash_of_warps[2] + hash_of_warps[3];
   }
 
- private:
+  /// The key block's number over all masks.
   __device__ int64_t index() const { return int64_t{m_} * p_.key_blocks + c_; }
 
+ private:
   /// Granules in blocks that the block mask clears are neither live nor full.
   __device__ void clear_blocks(GranuleBits& bits, int32_t first) {
     constexpr int kPerBlock = kBlockMaskSize / kGranuleRows;
@@ -213,7 +219,60 @@ __device__ __forceinline__ void clear_row_counts(const Params& p) {
   zero(p.at<int32_t>(p.layout.row_tile_counts_192), masks * p.layout.row_tiles_192);
 }
 
+/// Writes a key block's granules as bits.
+class KeyBlockBits {
+ public:
+  struct Shared {};
+  __device__ KeyBlockBits(const Params&, const KeyBlock& block, Shared&) : block_(block) {}
+
+  __device__ void write(const GranuleBits& bits, int32_t window) const {
+    block_.write(bits, window + static_cast<int32_t>(threadIdx.x) * kGranulesPerThread);
+  }
+  __device__ void finish() const {}
+
+ private:
+  const KeyBlock& block_;
+};
+
+/// Writes a key block's granules as runs: a window's bits meet in shared memory, where one thread reads the live ones
+/// and another the full ones.
+class KeyBlockRuns {
+ public:
+  static constexpr int kWords = kWindowGranules / 32;
+  struct Shared {
+    uint32_t words[2][kWords];  ///< live, full
+  };
+  __device__ KeyBlockRuns(const Params& p, const KeyBlock& block, Shared& shared)
+      : p_(p),
+        shared_(shared),
+        which_(static_cast<int32_t>(threadIdx.x / 32)),
+        is_writer_(threadIdx.x % 32 == 0 && which_ < 2),
+        runs_(line_runs(p, which_ == 0 ? p.layout.key_live : p.layout.key_full, block.index())) {}
+
+  /// Has a barrier; the next call comes after another one.
+  __device__ void write(const GranuleBits& bits, int32_t window) {
+    static_assert(2 * kGranulesPerThread == 32);
+    reinterpret_cast<uint16_t*>(shared_.words[0])[threadIdx.x] = static_cast<uint16_t>(bits.live);
+    reinterpret_cast<uint16_t*>(shared_.words[1])[threadIdx.x] = static_cast<uint16_t>(bits.full);
+    __syncthreads();
+    if (!is_writer_) return;
+    for (int32_t n = 0; n < kWords && window + n * 32 < p_.row_granules; ++n)
+      runs_.add(shared_.words[which_][n], window + n * 32);
+  }
+  __device__ void finish() {
+    if (is_writer_) finish_line(p_, runs_, p_.row_granules);
+  }
+
+ private:
+  const Params& p_;
+  Shared& shared_;
+  int32_t which_;
+  bool is_writer_;
+  RunWriter runs_;
+};
+
 /// A block for every key block of every mask, at least one.
+template <typename Writer>
 __device__ __forceinline__ void classify(const Params& p) {
   allow_next();
   clear_row_counts(p);
@@ -222,8 +281,10 @@ __device__ __forceinline__ void classify(const Params& p) {
   __shared__ int4 pieces[kWindowGranules / 4];
   __shared__ int32_t of_warps[kClassifyThreads / 32];
   __shared__ uint64_t hash_of_warps[kClassifyThreads / 32];
+  __shared__ typename Writer::Shared shared;
   const auto index = static_cast<int32_t>(blockIdx.x);
   KeyBlock block(p, index / p.key_blocks, index % p.key_blocks);
+  Writer writer(p, block, shared);
   Events events(pieces);
   int32_t own[kGranulesPerThread];
   for (int n = threadIdx.x; n < kWindowGranules / 4; n += kClassifyThreads) pieces[n] = make_int4(0, 0, 0, 0);
@@ -237,8 +298,9 @@ __device__ __forceinline__ void classify(const Params& p) {
 #pragma unroll
     for (int n = 0; n < kGranulesPerThread; ++n) sum += own[n];
     const int32_t before = sum_before(sum, of_warps);  // has a barrier: all events are taken when it returns
-    block.write(own, before, window + static_cast<int32_t>(threadIdx.x) * kGranulesPerThread);
+    writer.write(block.judge(own, before, window + static_cast<int32_t>(threadIdx.x) * kGranulesPerThread), window);
   }
+  writer.finish();
   block.write_sums(of_warps, hash_of_warps);
 }
 

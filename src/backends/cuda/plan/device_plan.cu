@@ -24,7 +24,12 @@ using PlanParams = flashmask::cuda::plan::Params;
 
 extern "C" __global__ void __launch_bounds__(flashmask::cuda::plan::kClassifyThreads)
     flashmask_sm90_plan_classify(const __grid_constant__ PlanParams p) {
-  flashmask::cuda::plan::classify(p);
+  flashmask::cuda::plan::classify<flashmask::cuda::plan::KeyBlockBits>(p);
+}
+
+extern "C" __global__ void __launch_bounds__(flashmask::cuda::plan::kClassifyThreads)
+    flashmask_sm90_plan_classify_runs(const __grid_constant__ PlanParams p) {
+  flashmask::cuda::plan::classify<flashmask::cuda::plan::KeyBlockRuns>(p);
 }
 
 extern "C" __global__ void __launch_bounds__(flashmask::cuda::plan::kReadThreads)
@@ -48,6 +53,11 @@ extern "C" __global__ void __launch_bounds__(flashmask::cuda::plan::kTransposeTh
   flashmask::cuda::plan::transpose(p, bands, slices);
 }
 
+extern "C" __global__ void __launch_bounds__(flashmask::cuda::plan::kTransposeThreads)
+    flashmask_sm90_plan_transpose_runs(const __grid_constant__ PlanParams p, int32_t bands, int32_t slices) {
+  flashmask::cuda::plan::transpose_runs(p, bands, slices);
+}
+
 extern "C" __global__ void __launch_bounds__(flashmask::cuda::plan::kRankThreads)
     flashmask_sm90_plan_rank(const __grid_constant__ PlanParams p, int32_t blocks_per_mask) {
   flashmask::cuda::plan::rank(p, blocks_per_mask);
@@ -57,7 +67,14 @@ extern "C" __global__ void __launch_bounds__(flashmask::cuda::plan::kExtentThrea
     flashmask_sm90_plan_extents(const __grid_constant__ PlanParams p,
                                 const __grid_constant__ flashmask::cuda::plan::PositionBand band,
                                 int32_t blocks_per_mask, flashmask::VisibleExtent* extents) {
-  flashmask::cuda::plan::extents(p, band, blocks_per_mask, extents);
+  flashmask::cuda::plan::extents<flashmask::PlanForm::kBits>(p, band, blocks_per_mask, extents);
+}
+
+extern "C" __global__ void __launch_bounds__(flashmask::cuda::plan::kExtentThreads)
+    flashmask_sm90_plan_extents_runs(const __grid_constant__ PlanParams p,
+                                     const __grid_constant__ flashmask::cuda::plan::PositionBand band,
+                                     int32_t blocks_per_mask, flashmask::VisibleExtent* extents) {
+  flashmask::cuda::plan::extents<flashmask::PlanForm::kRuns>(p, band, blocks_per_mask, extents);
 }
 
 extern "C" __global__ void __launch_bounds__(flashmask::cuda::plan::kNumberThreads)
@@ -86,7 +103,7 @@ struct Grids {
     list_words = layout.has_bits() ? masks * layout.key_blocks * 2 * layout.words_per_key : 0;
     bands = ceil_div(layout.row_granules, plan::kBandRows);
     slices = ceil_div(layout.key_blocks, plan::kSliceKeys);
-    transpose = masks * bands * slices;
+    transpose = masks * bands * (layout.in_runs() ? 1 : slices);
     rank_per_mask = 0;
     for (int n = 0; n < plan::kOrders; ++n) rank_per_mask += plan::order_of(layout, n).blocks();
     rank = masks * rank_per_mask + 1;
@@ -149,16 +166,16 @@ std::vector<KernelInfo> plan_kernels(PlanVariant variant) {
     add("sm90.plan.lists", plan::kReadThreads);
     add("sm90.plan.classify_lists", plan::kListThreads);
   } else {
-    add("sm90.plan.classify", plan::kClassifyThreads);
+    add(variant.runs ? "sm90.plan.classify_runs" : "sm90.plan.classify", plan::kClassifyThreads);
   }
   if (variant.positions) add("sm90.plan.positions", plan::kPositionThreads);
-  add("sm90.plan.transpose", plan::kTransposeThreads);
+  add(variant.runs ? "sm90.plan.transpose_runs" : "sm90.plan.transpose", plan::kTransposeThreads);
   add("sm90.plan.rank", plan::kRankThreads);
   if (variant.lists) {
     add("sm90.plan.number_tiles", plan::kNumberThreads);
     add("sm90.plan.write_tiles", plan::kListThreads);
   } else {
-    add("sm90.plan.extents", plan::kExtentThreads);
+    add(variant.runs ? "sm90.plan.extents_runs" : "sm90.plan.extents", plan::kExtentThreads);
   }
   return all;
 }
@@ -182,22 +199,26 @@ void launch_plan(const MaskView& mask, const PlanLayout& layout, std::byte* buff
                             sharing(layout, mask.block_batch, mask.block_heads)};
   const plan::PositionBand band = position_band(mask, layout);
   auto* const extents = reinterpret_cast<VisibleExtent*>(buffer + layout.extents());
-  check(cudaMemsetAsync(extents, 0, static_cast<std::size_t>(layout.batch) * sizeof(VisibleExtent), stream),
+  const int64_t sums = layout.extents() - layout.most_runs + layout.batch * static_cast<int64_t>(sizeof(VisibleExtent));
+  check(cudaMemsetAsync(buffer + layout.most_runs, 0, static_cast<std::size_t>(sums), stream),
         "cudaMemsetAsync of the plan's extents");
+  const auto bands = static_cast<int32_t>(grids.bands), slices = static_cast<int32_t>(grids.slices);
   LaunchChain chain(stream);
   if (layout.has_bits()) {
     chain.launch("launch of the plan's lists", flashmask_sm90_plan_lists, grids.classify, plan::kReadThreads, params);
     chain.launch("launch of the plan's classification", flashmask_sm90_plan_classify_lists, grids.list_words,
                  plan::kListThreads, params);
   } else {
-    chain.launch("launch of the plan's classification", flashmask_sm90_plan_classify, grids.classify,
+    chain.launch("launch of the plan's classification",
+                 layout.in_runs() ? flashmask_sm90_plan_classify_runs : flashmask_sm90_plan_classify, grids.classify,
                  plan::kClassifyThreads, params);
   }
   if (mask.has_positions)
     chain.launch("launch of the plan's positions", flashmask_sm90_plan_positions, grids.classify,
                  plan::kPositionThreads, params, band);
-  chain.launch("launch of the plan's transpose", flashmask_sm90_plan_transpose, grids.transpose,
-               plan::kTransposeThreads, params, static_cast<int32_t>(grids.bands), static_cast<int32_t>(grids.slices));
+  chain.launch("launch of the plan's transpose",
+               layout.in_runs() ? flashmask_sm90_plan_transpose_runs : flashmask_sm90_plan_transpose, grids.transpose,
+               plan::kTransposeThreads, params, bands, slices);
   chain.launch("launch of the plan's orders", flashmask_sm90_plan_rank, grids.rank, plan::kRankThreads, params,
                static_cast<int32_t>(grids.rank_per_mask));
   if (layout.has_bits()) {
@@ -206,8 +227,9 @@ void launch_plan(const MaskView& mask, const PlanLayout& layout, std::byte* buff
     chain.launch("launch of the plan's tiles", flashmask_sm90_plan_write_tiles, grids.list_words, plan::kListThreads,
                  params, band, extents);
   } else {
-    chain.launch("launch of the plan's extents", flashmask_sm90_plan_extents, grids.extents, plan::kExtentThreads,
-                 params, band, static_cast<int32_t>(grids.extents_per_mask), extents);
+    chain.launch("launch of the plan's extents",
+                 layout.in_runs() ? flashmask_sm90_plan_extents_runs : flashmask_sm90_plan_extents, grids.extents,
+                 plan::kExtentThreads, params, band, static_cast<int32_t>(grids.extents_per_mask), extents);
   }
 }
 

@@ -17,7 +17,7 @@ namespace flashmask::cuda {
 /// contents. The device must be the current one. Nothing is allocated, nothing synchronises, nothing need be in
 /// `buffer` before, and a CUDA graph can capture it. The work is of the order of the plan's granules, and of the
 /// squares of row granules and of key blocks for the orders; with interval lists of these, too. Bit tiles that `layout`
-/// has no room for are counted, and not written.
+/// has no room for are counted, and not written. In runs no bits of all granules are in memory, not even for a while.
 ///
 /// Throws kInvalidArgument if the mask has vectors that are in host memory, kUnsupported if a kernel would need 2^31
 /// blocks (about batch * heads * seqlen_q * seqlen_k = 2^57), kInternal if CUDA refuses a launch.
@@ -27,7 +27,7 @@ void launch_plan(const MaskView& mask, std::byte* buffer, cudaStream_t stream);
 
 /// The parts of a mask that decide on the planner's kernels.
 struct PlanVariant {
-  bool lists, positions;
+  bool lists = false, positions = false, runs = false;
 };
 
 /// The kernels that launch_plan enqueues, in order.

@@ -21,6 +21,7 @@ __device__ inline rules::PositionBand positions_of(const Params& p, const Positi
 }
 
 /// Extends the zeroed `extents` by what rows see of their keys: a block for every 1024 keys of every mask.
+template <PlanForm kForm>
 __device__ __forceinline__ void extents(const Params& p, const PositionBand& band, int32_t blocks_per_mask,
                                         VisibleExtent* extents) {
   wait_for_previous();
@@ -28,14 +29,14 @@ __device__ __forceinline__ void extents(const Params& p, const PositionBand& ban
   const int32_t m = index / blocks_per_mask, b = m / p.heads, first = index % blocks_per_mask * kExtentKeys;
   const rules::Columns columns = own_columns(p.mask, own_of(p, m, p.bounds).index);
   const rules::PositionBand positions = positions_of(p, band, b);
-  const auto words = static_cast<int32_t>(p.layout.words_per_key) * 2;
   const auto end = static_cast<int32_t>(min(int64_t{first} + kExtentKeys, p.mask.seqlen_k));
   int32_t rows = 0, keys = 0;
   for (int32_t key = first + static_cast<int32_t>(threadIdx.x); key < end; key += kExtentThreads) {
     const int64_t key_block = int64_t{m} * p.key_blocks + key / static_cast<int32_t>(kGranuleKeys);
-    const uint32_t* const live = p.at<uint32_t>(p.layout.key_live_bits) + key_block * words;
-    const int32_t row = rules::last_visible_row<static_cast<int32_t>(kGranuleRows)>(
-        columns, positions, key, [live](int32_t granule) { return (live[granule / 32] >> granule % 32 & 1) != 0; });
+    const auto is_live = [&](int32_t granule) {
+      return (key_block_word<kForm>(p, p.layout.key_live, key_block, granule / 32) >> granule % 32 & 1) != 0;
+    };
+    const int32_t row = rules::last_visible_row<static_cast<int32_t>(kGranuleRows)>(columns, positions, key, is_live);
     if (row < 0) continue;
     rows = max(rows, row + 1);
     keys = key + 1;

@@ -201,8 +201,8 @@ __device__ __forceinline__ void classify_lists(const Params& p) {
   const uint32_t kept = p.mask.block_mask ? kept_granules(p, at) : ~0u;
   if (threadIdx.x != 0) return;
   const int64_t word = at.index * p.layout.words_per_key * 2 + at.word;
-  p.at<uint32_t>(p.layout.key_live_bits)[word] = some & kept;
-  p.at<uint32_t>(p.layout.key_full_bits)[word] = all & kept & rules::low_bits<uint32_t>(granules);
+  p.at<uint32_t>(p.layout.key_live)[word] = some & kept;
+  p.at<uint32_t>(p.layout.key_full)[word] = all & kept & rules::low_bits<uint32_t>(granules);
   atomicAdd(p.at<int32_t>(p.layout.key_counts) + at.index, __popc(some & kept));
 }
 

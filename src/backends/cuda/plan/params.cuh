@@ -10,6 +10,7 @@
 #include "flashmask/plan.h"
 #include "mask/view.h"
 #include "plan/plan_header.h"
+#include "plan/runs.h"
 
 namespace flashmask::cuda::plan {
 
@@ -60,6 +61,23 @@ struct Params {
     return reinterpret_cast<T*>(buffer + offset);
   }
 };
+
+/// A line of a plan in runs: `offset` is of the lines live or full.
+__device__ inline GranuleRun* line_runs(const Params& p, int64_t offset, int64_t line) {
+  return p.at<GranuleRun>(offset) + line * kLineRuns;
+}
+
+/// Ends a line of so many granules.
+__device__ inline void finish_line(const Params& p, RunWriter& line, int32_t granules) {
+  if (const int32_t runs = line.finish(granules); runs > kLineRuns) atomicMax(p.at<int32_t>(p.layout.most_runs), runs);
+}
+
+/// Word number `word` of the granules of a key block, by its number over all masks.
+template <PlanForm kForm>
+__device__ uint32_t key_block_word(const Params& p, int64_t offset, int64_t key_block, int32_t word) {
+  if constexpr (kForm == PlanForm::kRuns) return runs_word<uint32_t>(line_runs(p, offset, key_block), word * 32);
+  return p.at<uint32_t>(offset)[key_block * p.layout.words_per_key * 2 + word];
+}
 
 /// Which of the vectors or block masks serve mask `m`, and whether `m` is the first mask that they serve, so that
 /// something can be done once for each of them.

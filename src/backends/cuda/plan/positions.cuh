@@ -53,9 +53,9 @@ class PositionBlock {
     }
     if (threadIdx.x % 32 != 0) return;
     const int64_t at = index_ * p_.layout.words_per_key * 2 + word;
-    uint32_t& live = p_.at<uint32_t>(p_.layout.key_live_bits)[at];
+    uint32_t& live = p_.at<uint32_t>(p_.layout.key_live)[at];
     live &= some;
-    p_.at<uint32_t>(p_.layout.key_full_bits)[at] &= all;
+    p_.at<uint32_t>(p_.layout.key_full)[at] &= all;
     live_granules_ += __popc(live);
   }
 

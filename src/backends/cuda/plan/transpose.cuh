@@ -42,17 +42,17 @@ struct Square {
   int32_t m, band, slice;
 };
 
-/// Moves the calling thread's key block into shared memory, transposed.
-__device__ inline void transpose_key_block(const Params& p, const Square& at, const uint32_t* from,
-                                           SliceBits (&to)[kBandRows]) {
+/// Moves the calling thread's key block, live or full ones by `offset`, into shared memory, transposed.
+template <PlanForm kForm>
+__device__ void transpose_key_block(const Params& p, const Square& at, int64_t offset, SliceBits (&to)[kBandRows]) {
   const auto words = static_cast<int32_t>(p.layout.words_per_key) * 2;
   const int32_t key = at.slice * kSliceKeys + static_cast<int32_t>(threadIdx.x);
-  const uint32_t* row = from + (int64_t{at.m} * p.key_blocks + key) * words;
+  const int64_t line = int64_t{at.m} * p.key_blocks + key;
   uint32_t bits[kBandRows / 32];
 #pragma unroll
   for (int n = 0; n < kBandRows / 32; ++n) {
     const int32_t word = at.band * (kBandRows / 32) + n;
-    bits[n] = key < p.key_blocks && word < words ? row[word] : 0;
+    bits[n] = key < p.key_blocks && word < words ? key_block_word<kForm>(p, offset, line, word) : 0;
   }
 #pragma unroll
   for (int n = 0; n < kBandRows / 32; ++n) to[n * 32 + threadIdx.x % 32].word[threadIdx.x / 32] = transpose32(bits[n]);
@@ -85,6 +85,18 @@ __device__ void add_to_tile_count(const Square& at, int32_t n, const SliceBits (
   if (count > 0) atomicAdd(counts + at.m * tiles + tile, count);
 }
 
+/// Adds the slice's live key blocks to the counts of the band's row granules and row tiles.
+__device__ inline void add_to_counts(const Params& p, const Square& at, const SliceBits (&live)[kBandRows]) {
+  const auto thread = static_cast<int32_t>(threadIdx.x);
+  if (thread < kBandRows)
+    add_to_tile_count<1>(at, thread, live, p.at<int32_t>(p.layout.row_counts), p.layout.row_granules);
+  // Rows past the last one have no bits, so a ragged last tile needs no care.
+  if (thread < kBandRows / 2)
+    add_to_tile_count<2>(at, thread, live, p.at<int32_t>(p.layout.row_tile_counts_128), p.layout.row_tiles_128);
+  if (const int32_t n = kTransposeThreads - 1 - thread; n < kBandRows / 3)
+    add_to_tile_count<3>(at, n, live, p.at<int32_t>(p.layout.row_tile_counts_192), p.layout.row_tiles_192);
+}
+
 /// A block for every band and slice of every mask.
 __device__ __forceinline__ void transpose(const Params& p, int32_t bands, int32_t slices) {
   __shared__ SliceBits live[kBandRows], full[kBandRows];
@@ -92,20 +104,49 @@ __device__ __forceinline__ void transpose(const Params& p, int32_t bands, int32_
   wait_for_previous();
   const auto index = static_cast<int32_t>(blockIdx.x);
   const Square at{index / (bands * slices), index % (bands * slices) / slices, index % slices};
-  transpose_key_block(p, at, p.at<uint32_t>(p.layout.key_live_bits), live);
-  transpose_key_block(p, at, p.at<uint32_t>(p.layout.key_full_bits), full);
+  transpose_key_block<PlanForm::kBits>(p, at, p.layout.key_live, live);
+  transpose_key_block<PlanForm::kBits>(p, at, p.layout.key_full, full);
   __syncthreads();
   const auto thread = static_cast<int32_t>(threadIdx.x);
   if (const int32_t row = at.band * kBandRows + thread; thread < kBandRows && row < p.row_granules) {
-    write_row(p, at, row, live[thread], p.at<uint64_t>(p.layout.row_live_bits));
-    write_row(p, at, row, full[thread], p.at<uint64_t>(p.layout.row_full_bits));
-    add_to_tile_count<1>(at, thread, live, p.at<int32_t>(p.layout.row_counts), p.layout.row_granules);
+    write_row(p, at, row, live[thread], p.at<uint64_t>(p.layout.row_live));
+    write_row(p, at, row, full[thread], p.at<uint64_t>(p.layout.row_full));
   }
-  // Rows past the last one have no bits, so a ragged last tile needs no care.
-  if (thread < kBandRows / 2)
-    add_to_tile_count<2>(at, thread, live, p.at<int32_t>(p.layout.row_tile_counts_128), p.layout.row_tiles_128);
-  if (const int32_t n = kTransposeThreads - 1 - thread; n < kBandRows / 3)
-    add_to_tile_count<3>(at, n, live, p.at<int32_t>(p.layout.row_tile_counts_192), p.layout.row_tiles_192);
+  add_to_counts(p, at, live);
+}
+
+/// Adds the bits of a slice to a row granule's runs.
+__device__ inline void add_slice(RunWriter& runs, const SliceBits& bits, int32_t slice) {
+#pragma unroll
+  for (int n = 0; n < kSliceKeys / 32; ++n) runs.add(bits.word[n], slice * kSliceKeys + n * 32);
+}
+
+/// transpose in runs: a block for every band of every mask, which goes through all slices, as runs pass from one to
+/// the next.
+__device__ __forceinline__ void transpose_runs(const Params& p, int32_t bands, int32_t slices) {
+  __shared__ SliceBits live[kBandRows], full[kBandRows];
+  allow_next();
+  wait_for_previous();
+  const auto thread = static_cast<int32_t>(threadIdx.x), index = static_cast<int32_t>(blockIdx.x);
+  Square at{index / bands, index % bands, 0};
+  const int32_t row = at.band * kBandRows + thread;
+  const bool has_row = thread < kBandRows && row < p.row_granules;
+  const int64_t line = int64_t{at.m} * p.row_granules + row;
+  RunWriter live_runs(line_runs(p, p.layout.row_live, line)), full_runs(line_runs(p, p.layout.row_full, line));
+  for (; at.slice < slices; ++at.slice) {
+    transpose_key_block<PlanForm::kRuns>(p, at, p.layout.key_live, live);
+    transpose_key_block<PlanForm::kRuns>(p, at, p.layout.key_full, full);
+    __syncthreads();
+    if (has_row) {
+      add_slice(live_runs, live[thread], at.slice);
+      add_slice(full_runs, full[thread], at.slice);
+    }
+    add_to_counts(p, at, live);
+    __syncthreads();
+  }
+  if (!has_row) return;
+  finish_line(p, live_runs, p.key_blocks);
+  finish_line(p, full_runs, p.key_blocks);
 }
 
 }  // namespace flashmask::cuda::plan

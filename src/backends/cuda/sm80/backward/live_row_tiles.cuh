@@ -49,12 +49,13 @@ class LiveRowTiles {
     constexpr uint32_t kBits = (1u << kGranules) - 1;
     const int64_t column = static_cast<int64_t>(cuda::mask_index(p_.plan, batch_, tile.head)) * p_.key_blocks +
                            key_tile_ / Traits::kTilesOfBlock;
-    const uint32_t* const live = p_.plan.key_live + column * p_.plan.words_per_key;
-    const uint32_t* const full = p_.plan.key_full + column * p_.plan.words_per_key;
+    const auto word_of = [&](const uint32_t* granules, int32_t word) {
+      return cuda::granule_word(p_.plan, granules, column, p_.plan.words_per_key, word);
+    };
     const int32_t granule = first * kGranules;
     for (int32_t word = granule / 32; word < p_.plan.words_per_key; word += 32) {
       const int32_t own = word + static_cast<int32_t>(threadIdx.x % 32);
-      uint32_t bits = own < p_.plan.words_per_key ? __ldg(live + own) : 0;
+      uint32_t bits = own < p_.plan.words_per_key ? word_of(p_.plan.key_live, own) : 0;
       if (own == granule / 32) bits &= ~0u << granule % 32;
       const uint32_t found = __ballot_sync(0xffffffff, bits != 0);
       if (found == 0) continue;
@@ -62,8 +63,8 @@ class LiveRowTiles {
       const int bit = (__ffs(__shfl_sync(0xffffffff, bits, lane)) - 1) / kGranules * kGranules;
       tile.index = ((word + lane) * 32 + bit) / kGranules * kParts;
       // Keys past the last are hidden.
-      tile.partial =
-          (__ldg(full + word + lane) >> bit & kBits) != kBits || (key_tile_ + 1) * Traits::kKeys > p_.seqlen_k;
+      tile.partial = (word_of(p_.plan.key_full, word + lane) >> bit & kBits) != kBits ||
+                     (key_tile_ + 1) * Traits::kKeys > p_.seqlen_k;
       return true;
     }
     return false;

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "backends/cuda/device/mask_params.h"
+#include "backends/cuda/device/plan_bits.cuh"
 #include "backends/cuda/ptx/registers.cuh"
 
 namespace flashmask::sm80 {
@@ -22,17 +23,16 @@ struct KeyBlock {
 template <int kGranules>
 __device__ __forceinline__ bool next_live_block(const cuda::RowPlanBits& plan, uint32_t mask, int32_t granule,
                                                 KeyBlock& block) {
-  const int64_t row = (static_cast<int64_t>(mask) * plan.row_granules + granule) * plan.words_per_row;
+  const int64_t row = static_cast<int64_t>(mask) * plan.row_granules + granule;
   const int32_t granules = min(kGranules, plan.row_granules - granule), first = block.index + 1;
   for (int32_t begin = first / 32; begin < plan.words_per_row; begin += 32) {
     const int32_t word = begin + static_cast<int32_t>(ptx::lane());
     uint32_t live[kGranules] = {}, full[kGranules] = {}, any = 0;
 #pragma unroll
     for (int g = 0; g < kGranules; ++g) {
-      const int64_t at = row + static_cast<int64_t>(g) * plan.words_per_row + word;
       if (g < granules && word < plan.words_per_row) {
-        live[g] = __ldg(plan.row_live + at);
-        full[g] = __ldg(plan.row_full + at);
+        live[g] = cuda::granule_word(plan, plan.row_live, row + g, plan.words_per_row, word);
+        full[g] = cuda::granule_word(plan, plan.row_full, row + g, plan.words_per_row, word);
       }
       any |= live[g];
     }

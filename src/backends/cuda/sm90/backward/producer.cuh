@@ -80,8 +80,7 @@ class Producer {
       const int64_t column =
           static_cast<int64_t>(cuda::mask_index(p_.plan, tile_.query.batch, head)) * (p_.schedule.tiles / kOfBlock) +
           tile_.key_tile / kOfBlock;
-      for (int32_t first = 0; first < p_.plan.words_per_key; first += 32)
-        run_words(column * p_.plan.words_per_key, first);
+      for (int32_t first = 0; first < p_.plan.words_per_key; first += 32) run_words(column, first);
     }
   }
 
@@ -92,8 +91,8 @@ class Producer {
     if (p_.dense.is_set) {
       own_live = low_bits(p_.row_tiles * Traits::kGranules - own * 32);
     } else if (own < p_.plan.words_per_key) {
-      own_live = __ldg(p_.plan.key_live + column + own);
-      own_full = __ldg(p_.plan.key_full + column + own);
+      own_live = granule_word(p_.plan.key_live, column, own);
+      own_full = granule_word(p_.plan.key_full, column, own);
     }
     uint32_t own_progress = 0, words = __ballot_sync(0xffffffff, own_live != 0);
     if constexpr (kMayBeAlone) own_progress = first_progress(first, words);
@@ -153,9 +152,11 @@ class Producer {
     // Opaque, so that quotients are not kept either.
     const uint32_t mask = cuda::mask_index(p_.plan, ptx::opaque(tile_.query.batch), ptx::opaque(tile_.query.head)),
                    block = ptx::opaque(static_cast<uint32_t>(tile_.key_tile)) / kOfBlock;
-    const int64_t column = static_cast<int64_t>(mask) * (p_.schedule.tiles / kOfBlock) + block,
-                  at = column * p_.plan.words_per_key + word;
-    return {__ldg(p_.plan.key_live + at), __ldg(p_.plan.key_full + at)};
+    const int64_t column = static_cast<int64_t>(mask) * (p_.schedule.tiles / kOfBlock) + block;
+    return {granule_word(p_.plan.key_live, column, word), granule_word(p_.plan.key_full, column, word)};
+  }
+  __device__ __forceinline__ uint32_t granule_word(const uint32_t* granules, int64_t column, int32_t word) const {
+    return cuda::granule_word(p_.plan, granules, column, p_.plan.words_per_key, word);
   }
 
   /// The live tiles of word number `word`.
