@@ -19,12 +19,15 @@ namespace {
 using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
-// Types of the arguments that have the features of flashmask/options.def.
+// Types of the arguments that have the features of flashmask/options.def, and dropout's origins.
 #define FLASHMASK_TENSOR(...) , const OptionalTensor&
 #define FLASHMASK_NUMBER(...) , double
 #define FLASHMASK_COUNT(...) , int64_t
 #define FLASHMASK_FLAG(...) , bool
-#define FLASHMASK_FEATURE_TYPES FLASHMASK_FEATURES(FLASHMASK_TENSOR, FLASHMASK_NUMBER, FLASHMASK_COUNT, FLASHMASK_FLAG)
+#define FLASHMASK_FEATURE_TYPES                                                                                      \
+  , const OptionalTensor &,                                                                                          \
+      const OptionalTensor &FLASHMASK_FEATURES(FLASHMASK_TENSOR, FLASHMASK_NUMBER, FLASHMASK_COUNT, FLASHMASK_FLAG), \
+      int64_t
 
 std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor&, const Tensor& v, const OptionalTensor&,
                                    const OptionalTensor&, const OptionalTensor&, std::optional<double>, bool,

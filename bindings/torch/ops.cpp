@@ -75,16 +75,22 @@ const uint64_t* dropout_state_of(const OptionalTensor& state, const Call& call) 
   return static_cast<const uint64_t*>(state->data_ptr());
 }
 
-// Parameters, arguments and members for the features of flashmask/options.def.
+// Parameters, arguments and members for the features of flashmask/options.def, and for dropout's origins.
 #define FLASHMASK_TENSOR(field, ...) , const OptionalTensor& field
 #define FLASHMASK_NUMBER(field, ...) , double field
 #define FLASHMASK_COUNT(field, ...) , int64_t field
 #define FLASHMASK_FLAG(field, ...) , bool field
-#define FLASHMASK_FEATURE_PARAMETERS \
-  FLASHMASK_FEATURES(FLASHMASK_TENSOR, FLASHMASK_NUMBER, FLASHMASK_COUNT, FLASHMASK_FLAG)
+#define FLASHMASK_FEATURE_PARAMETERS                                                                                 \
+  , const OptionalTensor &dropout_q_origin,                                                                          \
+      const OptionalTensor &dropout_k_origin FLASHMASK_FEATURES(FLASHMASK_TENSOR, FLASHMASK_NUMBER, FLASHMASK_COUNT, \
+                                                                FLASHMASK_FLAG),                                     \
+      int64_t dropout_first_head
 #define FLASHMASK_ARGUMENT(field, ...) , field
-#define FLASHMASK_FEATURE_ARGUMENTS \
-  FLASHMASK_FEATURES(FLASHMASK_ARGUMENT, FLASHMASK_ARGUMENT, FLASHMASK_ARGUMENT, FLASHMASK_ARGUMENT)
+#define FLASHMASK_FEATURE_ARGUMENTS                                                                   \
+  , dropout_q_origin,                                                                                 \
+      dropout_k_origin FLASHMASK_FEATURES(FLASHMASK_ARGUMENT, FLASHMASK_ARGUMENT, FLASHMASK_ARGUMENT, \
+                                          FLASHMASK_ARGUMENT),                                        \
+      dropout_first_head
 #define FLASHMASK_TENSOR_MEMBER(field, ...) const OptionalTensor& field = kNoTensor;
 #define FLASHMASK_NUMBER_MEMBER(field, ...) double field = 0;
 #define FLASHMASK_COUNT_MEMBER(field, ...) int64_t field = 0;
@@ -99,7 +105,10 @@ struct OptionArguments {
   const std::string& backend;
   int64_t max_ctas;
   const OptionalTensor& dropout_state = kNoTensor;
+  const OptionalTensor& dropout_q_origin = kNoTensor;
+  const OptionalTensor& dropout_k_origin = kNoTensor;
   FLASHMASK_FEATURES(FLASHMASK_TENSOR_MEMBER, FLASHMASK_NUMBER_MEMBER, FLASHMASK_COUNT_MEMBER, FLASHMASK_FLAG_MEMBER)
+  int64_t dropout_first_head = 0;
 
   fm_options read(const Call& call, const Place& place) const {
     fm_options options = options_for(place);
@@ -112,6 +121,9 @@ struct OptionArguments {
     options.max_ctas = static_cast<int32_t>(std::clamp<int64_t>(max_ctas, INT32_MIN, INT32_MAX));
     FLASHMASK_FEATURES(FLASHMASK_READ_TENSOR, FLASHMASK_READ_NUMBER, FLASHMASK_READ_NUMBER, FLASHMASK_READ_NUMBER)
     options.dropout_state = dropout_state_of(dropout_state, call);
+    options.dropout_q_origin = call(dropout_q_origin, "dropout_q_origin");
+    options.dropout_k_origin = call(dropout_k_origin, "dropout_k_origin");
+    options.dropout_first_head = dropout_first_head;
     return options;
   }
 };

@@ -17,9 +17,11 @@ namespace schemas {
 #define FLASHMASK_NUMBER(field, ...) ", float " #field "=0."
 #define FLASHMASK_COUNT(field, ...) ", int " #field "=0"
 #define FLASHMASK_FLAG(field, ...) ", bool " #field "=False"
-#define FLASHMASK_OPTIONS                                                                           \
-  FLASHMASK_PLAIN_OPTIONS FLASHMASK_MASK_TENSORS ", Tensor? dropout_state=None" FLASHMASK_FEATURES( \
-      FLASHMASK_TENSOR, FLASHMASK_NUMBER, FLASHMASK_COUNT, FLASHMASK_FLAG)
+#define FLASHMASK_DROPOUT_TENSORS \
+  ", Tensor? dropout_state=None, Tensor? dropout_q_origin=None, Tensor? dropout_k_origin=None"
+#define FLASHMASK_OPTIONS                                                                      \
+  FLASHMASK_PLAIN_OPTIONS FLASHMASK_MASK_TENSORS FLASHMASK_DROPOUT_TENSORS FLASHMASK_FEATURES( \
+      FLASHMASK_TENSOR, FLASHMASK_NUMBER, FLASHMASK_COUNT, FLASHMASK_FLAG) ", int dropout_first_head=0"
 #define FLASHMASK_BACKWARD_INPUTS                                                                             \
   "Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? bounds, Tensor? " \
   "block_mask, Tensor? plan, "
@@ -96,6 +98,7 @@ constexpr const char* kAppendKv =
 #undef FLASHMASK_PAGES
 #undef FLASHMASK_BACKWARD_INPUTS
 #undef FLASHMASK_OPTIONS
+#undef FLASHMASK_DROPOUT_TENSORS
 #undef FLASHMASK_FLAG
 #undef FLASHMASK_COUNT
 #undef FLASHMASK_NUMBER

@@ -34,9 +34,15 @@ struct Dropout {
   /// runs: a CUDA graph draws new ones in each replay. A backward takes its forward's. Needed if p > 0, not read
   /// otherwise.
   const uint64_t* state = nullptr;
+  /// Places of the call's rows and keys in a longer sequence of which it is a part, so that it drops what a call of the
+  /// whole would: int32 [1 or batch, ceil(seqlen / 16)] on the call's device. Rows 16 n to 16 n + 15 of the call are
+  /// rows 16 x to 16 x + 15 of the sequence, with x the n-th number, at least 0. Undefined: the call's own indices.
+  /// Like first_head, not read if p is 0.
+  TensorView q_origin{}, k_origin{};
+  int64_t first_head = 0;  ///< likewise, the call's first query head among all
 };
 /// Writes which weights a call with this dropout keeps: kept is bool or uint8 [batch, heads_q, seqlen_q, seqlen_k] in
-/// host memory, of any strides, 1 = kept. The state is read there, too.
+/// host memory, of any strides, 1 = kept. The state and the origins are read there, too.
 FLASHMASK_API void dropout_mask(const Dropout& dropout, const TensorView& kept);
 
 /// Features beyond the softmax of masked scores; none by default. A feature that a set of kernels does not implement is

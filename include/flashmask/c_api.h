@@ -147,6 +147,11 @@ typedef struct fm_options {
   int64_t max_mask_bytes; /* most bytes of interval lists and the plan that is made of them; 0: what the environment
                              variable FLASHMASK_MAX_MASK_BYTES says, or else a quarter of the memory of `device`; see
                              Options in attention.h */
+  /* Places of the rows, keys and query heads of a call in a whole of which it is a part, and whose weights dropout then
+   * keeps: int32 [1 or batch, ceil(seqlen / 16)], see Dropout in attention.h. Not read if dropout_p is 0. */
+  fm_tensor dropout_q_origin;
+  fm_tensor dropout_k_origin;
+  int64_t dropout_first_head;
 } fm_options;
 
 #define FM_DEVICE_CPU 0

@@ -59,6 +59,9 @@ Features read_features(const fm_options& o, Device device) {
 #undef FLASHMASK_NUMBER
 #undef FLASHMASK_TENSOR
   features.dropout.state = o.dropout_state;
+  features.dropout.q_origin = tensor(o.dropout_q_origin, "dropout_q_origin", device);
+  features.dropout.k_origin = tensor(o.dropout_k_origin, "dropout_k_origin", device);
+  features.dropout.first_head = o.dropout_first_head;
   return features;
 }
 

@@ -204,6 +204,7 @@ Problem begin(const AttentionInputs& args, const MaskView* mask, const Options& 
   check_inputs(p, with_data);
   read_options(options, p.head_dim, p);
   check_tensor_options(p.features, p.batch, p.heads_q, p.dtype, p.device, with_data);
+  check_dropout_origins(p.features.dropout, {p.batch, p.heads_q, p.seqlen_q, p.seqlen_k}, p.device, with_data);
   if (with_data) check_dropout_state(p.features.dropout);
   p.mask = mask ? *mask : view_of({.seqlen_q = p.seqlen_q, .seqlen_k = p.seqlen_k});
   check_mask(p);
@@ -222,6 +223,22 @@ void check_dropout_state(const Dropout& dropout) {
     throw_invalid("dropout_state is null; with dropout_p ", dropout.p, " it must be a seed and an offset");
   if (reinterpret_cast<std::uintptr_t>(dropout.state) % alignof(uint64_t) != 0)
     throw_invalid("dropout_state is not aligned to ", alignof(uint64_t), " bytes");
+}
+
+void check_dropout_origins(const Dropout& dropout, const int64_t (&weights)[4], const Device& device, bool with_data) {
+  if (dropout.p == 0) return;
+  const auto& [batch, heads, seqlen_q, seqlen_k] = weights;
+  const auto check = [&](const char* name, const TensorView& origin, int64_t seqlen, const char* meaning) {
+    if (!origin.defined()) return;
+    const int64_t entries = origin.rank == 2 && origin.shape[0] == batch ? batch : 1;
+    check_tensor(name, origin, {{entries, ceil_div(seqlen, int64_t{16})}, meaning, DataType::kInt32, true, false},
+                 device, with_data);
+  };
+  check("dropout_q_origin", dropout.q_origin, seqlen_q, "1 or batch, ceil(seqlen_q / 16)");
+  check("dropout_k_origin", dropout.k_origin, seqlen_k, "1 or batch, ceil(seqlen_k / 16)");
+  const int64_t most = INT32_MAX - heads;
+  if (dropout.first_head < 0 || dropout.first_head > most)
+    throw_invalid("dropout_first_head is ", dropout.first_head, "; it must be at least 0 and at most ", most);
 }
 
 void check_plan_hash(const Problem& p) {

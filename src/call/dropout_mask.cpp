@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "call/problem.h"
+#include "call/sink_and_dropout.h"
 #include "common/dropout.h"
 #include "common/message.h"
 #include "common/tensor_checks.h"
@@ -33,20 +34,20 @@ void dropout_mask(const Dropout& dropout, const TensorView& kept) {
   check_dropout(dropout);
   check_dropout_state(dropout);
   check_kept(kept);
-  const uint32_t threshold = dropout::threshold_of(dropout.p);
-  const dropout::Key key = threshold > 0 ? dropout::key_of(dropout.state[0], dropout.state[1]) : dropout::Key{};
+  check_dropout_origins(dropout, {kept.shape[0], kept.shape[1], kept.shape[2], kept.shape[3]}, kept.device, true);
   const auto keys = static_cast<uint32_t>(kept.shape[3]);
-  const auto fill_row = [&](uint32_t b, uint32_t h, uint32_t i, uint8_t* row) {
+  const auto fill_row = [&](const DropoutSource& source, uint32_t i, uint8_t* row) {
     for (uint32_t j0 = 0; j0 < keys; j0 += 2) {
-      const auto words = dropout::draw(key, b, h, dropout::row_draw(i), dropout::key_draw(j0));
+      const auto words = source.draw(i, j0);
       for (uint32_t j = j0; j < keys && j < j0 + 2; ++j)
-        row[j * kept.stride[3]] = dropout::bits_of(words, i, j) >= threshold;
+        row[j * kept.stride[3]] = dropout::bits_of(words, i, j) >= source.threshold();
     }
   };
   for (int64_t b = 0; b < kept.shape[0]; ++b) {
     for (int64_t h = 0; h < kept.shape[1]; ++h) {
+      const DropoutSource source(dropout, b, h);
       for (int64_t i = 0; i < kept.shape[2]; ++i) {
-        fill_row(static_cast<uint32_t>(b), static_cast<uint32_t>(h), static_cast<uint32_t>(i),
+        fill_row(source, static_cast<uint32_t>(i),
                  static_cast<uint8_t*>(kept.data) + b * kept.stride[0] + h * kept.stride[1] + i * kept.stride[2]);
       }
     }

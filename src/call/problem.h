@@ -77,6 +77,9 @@ Problem check(const BackwardArgs& args, const MaskView* mask, const Options& opt
 /// Throws unless p is in [0, 1), and unless the state is there if it is needed.
 void check_dropout(const Dropout& dropout);
 void check_dropout_state(const Dropout& dropout);
+/// Throws unless the origins, if they are needed, are those of weights [batch, heads_q, seqlen_q, seqlen_k] on
+/// `device`.
+void check_dropout_origins(const Dropout& dropout, const int64_t (&weights)[4], const Device& device, bool with_data);
 
 /// Throws unless the plan, which is there, has the hash of the problem's mask. Passes where either is not known: on a
 /// device, whose hash could not be read without waiting (validate_plan does), and for a mask that is not hashed.

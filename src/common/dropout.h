@@ -44,11 +44,36 @@ FLASHMASK_DROPOUT Key key_of(uint64_t seed, uint64_t offset) {
 
 /// One draw has 16 bits for each of eight elements: rows r and r + 8 by keys k, k + 1, k + 8 and k + 9, where r % 16 <
 /// 8, k % 16 < 8 and k is even. In tensor cores' fragments of S one lane holds all eight, in fragments of S^T it holds
-/// four and its neighbour the others. Returns the number of the draws that have a row or a key.
-FLASHMASK_DROPOUT uint32_t row_draw(uint32_t row) { return row / 16 * 8 + row % 8; }
-FLASHMASK_DROPOUT uint32_t key_draw(uint32_t key) { return key / 16 * 4 + key % 8 / 2; }
+/// four and its neighbour the others. Returns the number of the draws that have a row, or a key, of a sixteen: rows
+/// 16 n to 16 n + 15, or such keys, are the sixteen n.
+FLASHMASK_DROPOUT uint32_t row_draw(uint32_t sixteen, uint32_t row) { return sixteen * 8 + row % 8; }
+FLASHMASK_DROPOUT uint32_t key_draw(uint32_t sixteen, uint32_t key) { return sixteen * 4 + key % 8 / 2; }
 
-/// The draw numbered `of_row` and `of_key` in a batch entry and a query head.
+/// Which sixteens of a sequence the rows, or the keys, of a call are, so that a part draws what the whole does.
+struct Origin {
+  const int32_t* sixteens = nullptr;  ///< [1 or batch, last + 1]; null: the call has the sequence from 0 on
+  uint32_t batch_stride = 0, last = 0;
+
+  /// The number of the call's n-th sixteen. Those past its end, which have no element, read the last one's.
+  FLASHMASK_DROPOUT uint32_t of(uint32_t batch, uint32_t n) const {
+    return sixteens ? static_cast<uint32_t>(sixteens[batch * batch_stride + (n < last ? n : last)]) : n;
+  }
+};
+
+/// Places of a call's rows, keys and query heads in the whole that dropout numbers.
+struct Origins {
+  Origin q, k;
+  uint32_t first_head = 0;
+
+  FLASHMASK_DROPOUT uint32_t row_draw(uint32_t batch, uint32_t row) const {
+    return dropout::row_draw(q.of(batch, row / 16), row);
+  }
+  FLASHMASK_DROPOUT uint32_t key_draw(uint32_t batch, uint32_t key) const {
+    return dropout::key_draw(k.of(batch, key / 16), key);
+  }
+};
+
+/// The draw numbered `of_row` and `of_key` in a batch entry and a query head, all numbers those of the whole.
 FLASHMASK_DROPOUT Words draw(Key key, uint32_t batch, uint32_t head, uint32_t of_row, uint32_t of_key) {
   return philox({{of_key, of_row, head, batch}}, key);
 }

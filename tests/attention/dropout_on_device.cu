@@ -4,10 +4,11 @@
 
 namespace dropout = flashmask::dropout;
 
-__global__ void use_every_function(const uint64_t* state, double p, uint32_t row, uint32_t key, bool* kept,
-                                   double* scale) {
-  const dropout::Words words = dropout::draw(dropout::key_of(state[0], state[1]), blockIdx.y, blockIdx.x,
-                                             dropout::row_draw(row), dropout::key_draw(key));
+__global__ void use_every_function(const uint64_t* state, dropout::Origins origins, double p, uint32_t row,
+                                   uint32_t key, bool* kept, double* scale) {
+  const uint32_t batch = blockIdx.y, head = origins.first_head + blockIdx.x;
+  const dropout::Words words = dropout::draw(dropout::key_of(state[0], state[1]), batch, head,
+                                             origins.row_draw(batch, row), origins.key_draw(batch, key));
   const uint32_t threshold = dropout::threshold_of(p);
   *kept = dropout::bits_of(words, row, key) >= threshold;
   *scale = dropout::scale_of(threshold);

@@ -9,6 +9,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -61,29 +62,53 @@ class Fragments : public ::testing::Test {
   static constexpr State kState{0x123456789abcdef0, 77};
   static constexpr uint32_t kLanes = 32;
 
-  static bool is_dropped(uint32_t row, uint32_t key) {
-    return documented_bits(kState, kBatch, kHead, row, key) < kThreshold;
+  /// The sixteens of batch entry kBatch of a part; rows and keys past the last one have no element.
+  static constexpr uint32_t kSixteens = 19;
+  static constexpr std::array<int32_t, kSixteens*(kBatch + 1)> kPart = [] {
+    std::array<int32_t, kSixteens*(kBatch + 1)> part{};
+    for (uint32_t n = 0; n < kSixteens; ++n) part[kBatch * kSixteens + n] = static_cast<int32_t>(n * 7 % 19 + 1000);
+    return part;
+  }();
+  static constexpr dropout::Origins kWhole{},
+      kOfPart{{kPart.data(), kSixteens, kSixteens - 1}, {kPart.data(), kSixteens, kSixteens - 1}, 40};
+
+  static bool is_dropped(const dropout::Origins& origins, uint32_t row, uint32_t key) {
+    const auto whole = [&](uint32_t n) {
+      return origins.q.sixteens ? static_cast<uint32_t>(kPart[kBatch * kSixteens + n / 16]) * 16 + n % 16 : n;
+    };
+    return documented_bits(kState, kBatch, kHead + origins.first_head, whole(row), whole(key)) < kThreshold;
+  }
+  static bool is_there(const dropout::Origins& origins, uint32_t key) {
+    return !origins.k.sixteens || key / 16 < kSixteens;
+  }
+  /// The numbers of those from `first` on.
+  static auto sixteens(const dropout::Origin& origin, uint32_t first) {
+    return [=](int n) { return origin.of(kBatch, first / 16 + static_cast<uint32_t>(n)); };
   }
   template <int kKeys>
-  static void expect_slab() {
+  static void expect_slab(const dropout::Origins& origins) {
     for (uint32_t lane = 0; lane < kLanes; ++lane) {
-      const auto dropped = cuda::draw_slab<kKeys>(key(), kThreshold, kBatch, kHead, kRow, kKey, lane);
+      const auto dropped = cuda::draw_slab<kKeys>(key(), kThreshold, kBatch, kHead + origins.first_head,
+                                                  origins.q.of(kBatch, kRow / 16), sixteens(origins.k, kKey), lane);
       for (uint32_t i = 0; i < kKeys / 2; ++i) {
         const uint32_t row = kRow + lane / 4 + i / 2 % 2 * 8, column = kKey + i / 4 * 8 + lane % 4 * 2 + i % 2;
-        EXPECT_EQ(dropped.row[i / 2 % 2] >> (i / 4 * 2 + i % 2) & 1, is_dropped(row, column)) << lane << " " << i;
+        if (!is_there(origins, column)) continue;
+        EXPECT_EQ(dropped.row[i / 2 % 2] >> (i / 4 * 2 + i % 2) & 1, is_dropped(origins, row, column))
+            << lane << " " << i;
       }
     }
   }
   template <int kRows>
-  static void expect_transposed() {
-    const auto draws = [](uint32_t lane) {
-      return cuda::draw_lane<kRows>(key(), kThreshold, kBatch, kHead, kRow, kKey, lane);
+  static void expect_transposed(const dropout::Origins& origins) {
+    const auto draws = [&](uint32_t lane) {
+      return cuda::draw_lane<kRows>(key(), kThreshold, kBatch, kHead + origins.first_head, sixteens(origins.q, kRow),
+                                    origins.k.of(kBatch, kKey / 16), lane);
     };
     for (uint32_t lane = 0; lane < kLanes; ++lane) {
       const uint32_t word = cuda::join_dropped(draws(lane), draws(lane ^ 4), lane);
       for (uint32_t i = 0; i < kRows / 2; ++i) {
         const uint32_t row = kRow + i / 4 * 8 + lane % 4 * 2 + i % 2, column = kKey + lane / 4 + i / 2 % 2 * 8;
-        EXPECT_EQ(word >> i & 1, is_dropped(row, column)) << lane << " " << i;
+        EXPECT_EQ(word >> i & 1, is_dropped(origins, row, column)) << lane << " " << i;
       }
     }
   }
@@ -93,22 +118,62 @@ class Fragments : public ::testing::Test {
 };
 
 TEST_F(Fragments, OfSlabsHaveTheDocumentedBits) {
-  expect_slab<128>();
-  expect_slab<64>();
+  for (const dropout::Origins& origins : {kWhole, kOfPart}) {
+    expect_slab<128>(origins);
+    expect_slab<64>(origins);
+  }
 }
 
 TEST_F(Fragments, OfTransposedSlabsHaveTheDocumentedBits) {
-  expect_transposed<64>();
-  expect_transposed<32>();
+  for (const dropout::Origins& origins : {kWhole, kOfPart}) {
+    expect_transposed<64>(origins);
+    expect_transposed<32>(origins);
+  }
 }
 
 double share_kept(double p) { return 1 - std::round(p * 65536) / 65536; }
 
-std::vector<uint8_t> kept_by(const State& state, double p, int64_t batch, int64_t heads, int64_t rows, int64_t keys) {
+std::vector<uint8_t> kept_by(const Dropout& dropout, int64_t batch, int64_t heads, int64_t rows, int64_t keys) {
   std::vector<uint8_t> kept(static_cast<std::size_t>(batch * heads * rows * keys), 7);
-  dropout_mask({.p = p, .state = state.data()},
-               TensorView::contiguous(kept.data(), DataType::kUInt8, {batch, heads, rows, keys}));
+  dropout_mask(dropout, TensorView::contiguous(kept.data(), DataType::kUInt8, {batch, heads, rows, keys}));
   return kept;
+}
+std::vector<uint8_t> kept_by(const State& state, double p, int64_t batch, int64_t heads, int64_t rows, int64_t keys) {
+  return kept_by({.p = p, .state = state.data()}, batch, heads, rows, keys);
+}
+
+/// A part of a whole of two batch entries: other keys in each of them, and query heads from the second on.
+struct DrawnPart {
+  static constexpr int64_t kRows = 37, kKeys = 53, kFirstHead = 1;
+  std::vector<int32_t> rows{4, 0, 2}, keys{1, 5, 0, 3, 2, 0, 6, 4};
+
+  Dropout of(const State& state, double p) {
+    return {.p = p,
+            .state = state.data(),
+            .q_origin = TensorView::contiguous(rows.data(), DataType::kInt32, {1, 3}),
+            .k_origin = TensorView::contiguous(keys.data(), DataType::kInt32, {2, 4}),
+            .first_head = kFirstHead};
+  }
+  uint64_t row(uint64_t i) const { return static_cast<uint64_t>(rows[i / 16]) * 16 + i % 16; }
+  uint64_t key(uint64_t b, uint64_t j) const { return static_cast<uint64_t>(keys[b * 4 + j / 16]) * 16 + j % 16; }
+};
+
+TEST(DropoutMask, OfAPartIsThatOfTheWhole) {
+  DrawnPart part;
+  const State state{3, 4};
+  const auto kept = kept_by(part.of(state, 0.5), 2, 3, DrawnPart::kRows, DrawnPart::kKeys);
+  const auto whole = kept_by(state, 0.5, 2, 4, 80, 112);
+  std::size_t at = 0;
+  for (uint64_t b = 0; b < 2; ++b) {
+    for (uint64_t h = 0; h < 3; ++h) {
+      for (uint64_t i = 0; i < DrawnPart::kRows; ++i) {
+        for (uint64_t j = 0; j < DrawnPart::kKeys; ++j) {
+          const uint64_t of_whole = ((b * 4 + h + DrawnPart::kFirstHead) * 80 + part.row(i)) * 112 + part.key(b, j);
+          ASSERT_EQ(kept[at++], whole[of_whole]) << b << h << " " << i << " " << j;
+        }
+      }
+    }
+  }
 }
 
 TEST(DropoutMask, IsMadeOfTheDocumentedBits) {
@@ -134,9 +199,10 @@ TEST(DropoutMask, IsMadeOfTheDocumentedBits) {
 TEST(DropoutMask, RowsAndKeysToTheLast) {
   const State state{5, 6};
   const dropout::Key key = dropout::key_of(5, 6);
+  const dropout::Origins origins{};
   for (const uint32_t row : {0u, 0x7ffffffeu}) {
     for (const uint32_t j : {0u, 0x7ffffffeu, 0x7fffffffu}) {
-      const auto words = dropout::draw(key, 0xffffffff, 7, dropout::row_draw(row), dropout::key_draw(j));
+      const auto words = dropout::draw(key, 0xffffffff, 7, origins.row_draw(0, row), origins.key_draw(0, j));
       EXPECT_EQ(dropout::bits_of(words, row, j), documented_bits(state, 0xffffffff, 7, row, j));
     }
   }
@@ -328,11 +394,18 @@ TEST(Dropout, EveryBackendDropsThePattern) {
       for (const bool causal : {false, true}) {
         constexpr int64_t kRows = 213, kKeys = 197;
         Call<float> call = weights_call(kRows, kKeys, p, backend), without = call;
+        std::vector<int32_t> sixteens{9, 1, 17, 3, 3, 0, 2, 40, 6, 7, 8, 1000000, 5, 4};
+        Dropout& dropout = call.options.features.dropout;
+        if (causal) {  // a part
+          dropout.q_origin = TensorView::contiguous(sixteens.data(), DataType::kInt32, {1, 14});
+          dropout.k_origin = TensorView::contiguous(sixteens.data() + 1, DataType::kInt32, {1, 13});
+          dropout.first_head = 7;
+        }
         without.options.features.dropout = {};
         call.mask = without.mask = causal ? masks::causal(kRows, kKeys, 0) : masks::full(kRows, kKeys);
         call.forward();
         without.forward();
-        const auto kept = kept_by(kState, p, 2, 4, kRows, kKeys);
+        const auto kept = kept_by(dropout, 2, 4, kRows, kKeys);
         const auto scale = static_cast<float>(1 / share_kept(p));
         for (int64_t b = 0; b < 2; ++b) {
           for (int64_t h = 0; h < 4; ++h) {
@@ -411,6 +484,30 @@ TEST(Dropout, ACallNeedsAState) {
         reinterpret_cast<const uint64_t*>(reinterpret_cast<const char*>(kState.data()) + 1);
     expect_invalid({"dropout_state is not aligned"}, [&] { call.forward(); });
   }
+}
+
+/// Calls without dropout do not read origins; others are told which of them is wrong.
+TEST(Dropout, OriginsFitTheCall) {
+  int32_t sixteens[4] = {};
+  const TensorView wrong = TensorView::contiguous(sixteens, DataType::kInt32, {1, 4}),
+                   floats = TensorView::contiguous(sixteens, DataType::kFloat32, {1, 3});
+  const auto is_refused = [&](const Dropout& dropout, std::initializer_list<std::string> words) {
+    for (const std::string backend : {"cpu", "reference"}) {
+      Call<float> call({.seqlen_q = 40, .seqlen_k = 17});
+      call.options.backend = backend;
+      call.options.features.dropout = dropout;
+      EXPECT_NO_THROW(call.run());
+      call.options.features.dropout.p = 0.25;
+      call.options.features.dropout.state = kState.data();
+      expect_invalid(words, [&] { call.forward(); });
+      expect_invalid(words, [&] { call.backward(); });
+    }
+  };
+  is_refused({.q_origin = wrong}, {"dropout_q_origin is int32 [1, 4]", "[1, 3]", "ceil(seqlen_q / 16)"});
+  is_refused({.q_origin = floats}, {"dropout_q_origin is float32 [1, 3]", "int32"});
+  is_refused({.k_origin = wrong}, {"dropout_k_origin is int32 [1, 4]", "[1, 2]", "ceil(seqlen_k / 16)"});
+  is_refused({.first_head = -1}, {"dropout_first_head is -1", "at least 0"});
+  is_refused({.first_head = INT64_MAX}, {"dropout_first_head is 9223372036854775807", "at most"});
 }
 
 }  // namespace

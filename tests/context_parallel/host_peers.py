@@ -143,7 +143,7 @@ def arriving_attention(q, k, v, mask, arrivals, *options, **features):
     needed, state, timeout = arrivals
     assert needed.shape[0] in (1, q.shape[0]) and needed.shape[1] == -(-k.shape[1] // 128)
     read_k, read_v = _as_read(k, v, needed, state, timeout)
-    return ops.attention(q, read_k, read_v, mask, **ops.KernelOptions(*options)._asdict(), **features)
+    return ops.forward(q, read_k, read_v, mask, *options, **features)
 
 
 @_disable_current_modes()

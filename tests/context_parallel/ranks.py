@@ -20,6 +20,7 @@ import torch.distributed as dist
 from flashmask import Mask, UnsupportedError, context_parallel, masks
 from flashmask.context_parallel import exchange
 from flashmask.torch import ops
+from flashmask.torch.dropout import draw_state
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -177,16 +178,17 @@ def features(heads, batch, dtype=torch.float32):
     sink = torch.randn(heads, generator=generator).to(device(), dtype)
     slopes = torch.rand(batch, heads, generator=generator).to(device()) / 16
     made = {"sink": {"sink": sink}, "softcap": {"softcap": 2.0}, "slopes": {"alibi_slopes": slopes[0].contiguous()}}
-    made["all"] = {"sink": sink, "softcap": 2.0, "alibi_slopes": slopes}
+    state = torch.randint(1 << 62, (2,), generator=generator).to(device())
+    made["dropout"] = {"dropout": 0.3, "dropout_state": state}
+    made["all"] = {"sink": sink, "softcap": 2.0, "alibi_slopes": slopes, **made["dropout"]}
     return made
 
 
 def check_features(name, mask, placement, rank, inputs, given, ways_, tolerance):
     """Results, gradients and the sum of the ranks' gradients of the sink, in each way, twice with the same bits."""
-    of_scores = given.keys() & {"softcap", "alibi_slopes"}
     want = whole(mask, *inputs, **given)
     for way in ways_:
-        both, any_ = len(of_scores) == 2, bool(of_scores)
+        both, any_ = given.keys() >= {"softcap", "alibi_slopes"}, bool(given.keys() - {"sink"})
         refused = ON_GPU and placement.world_size > 1 and {"gather": both, "arrive": both, "overlap": any_}
         if refused and refused.get(way):
             continue
@@ -204,8 +206,8 @@ def check_features(name, mask, placement, rank, inputs, given, ways_, tolerance)
 
 
 def test_features(rank, world):
-    """A sink, a softcap and ALiBi, whose distances are those of the sequence: under masks that become rows of each
-    form, on ranks whose rows are one run, and several."""
+    """A sink, a softcap, ALiBi, whose distances are those of the sequence, and dropout, whose rows, keys and heads are:
+    under masks that become rows of each form, on ranks whose rows are one run, and several."""
     every = families()
     names = ("causal documents", "window", "batch", "causal interval in a window", "positions", "lists", "blocks")
     for number, name in enumerate((*names, "lists, positions and blocks", "full", "nothing")):
@@ -216,7 +218,7 @@ def test_features(rank, world):
         for scheme in ("zigzag", "contiguous") if number % 2 else ("balanced",):
             placement = context_parallel.place(mask, world, scheme=scheme)
             # On a GPU gather takes no more at once.
-            for what in of_call if number == 0 else ("slopes" if ON_GPU else "all",):
+            for what in of_call if number == 0 else ("slopes", "dropout") if ON_GPU else ("all",):
                 case = f"{name}, {scheme}, {what}"
                 check_features(case, mask, placement, rank, inputs, of_call[what], ways(*heads, world), 2e-5)
 
@@ -248,13 +250,60 @@ def test_what_gpus_lack(rank, world):
         for what, given in every.items():
             by = allowed.get(what, ("gather", "auto"))
             check_features(f"rounded, {what}", mask, placement, rank, inputs, given, by, 1e-2)
-        for way, given in (("overlap", every["softcap"]), ("overlap", every["slopes"]), ("gather", every["all"])):
+        by_overlap = (("overlap", every[what]) for what in ("softcap", "slopes", "dropout"))
+        for way, given in (*by_overlap, ("gather", every["all"])):
             try:
                 shared(placement, rank, 0, *inputs, way=way, **given)
             except UnsupportedError as error:
                 assert f"way is '{way}', with " in str(error) and "take" in str(error)
             else:
                 assert world == 1, (way, given)
+
+
+def test_dropout_of_short_sequences(rank, world):
+    """Rows that do not begin at multiples of 16 are refused by name; an all-to-all keeps the sequence's."""
+    mask = Mask(9 * world, 9 * world, causal=True)
+    placement = context_parallel.place(mask, world)
+    heads = 2 * world, world
+    inputs, given = tensors(mask, heads=heads), features(heads[0], 2)["dropout"]
+    for way in ways(*heads, world):
+        if way == "all_to_all" or world == 1:
+            check_features(f"short, {way}", mask, placement, rank, inputs, given, (way,), 2e-5)
+            continue
+        try:
+            shared(placement, rank, 0, *inputs, way=way, **given)
+            raise AssertionError("nothing was raised")
+        except UnsupportedError as error:
+            assert f"way is '{way}', with dropout, and rows" in str(error) and "multiples of 16" in str(error), error
+
+
+def test_a_state_for_all(rank, world):
+    """Without a state all ranks drop by the one that rank 0 draws."""
+    mask, heads = Mask(300, 300, causal=True), (2 * world, world)
+    placement, inputs = context_parallel.place(mask, world), tensors(mask, heads=heads)
+    torch.manual_seed(0)
+    want = whole(mask, *inputs, dropout=0.5, dropout_state=draw_state(device()))
+    for way in ways(*heads, world):
+        torch.manual_seed(rank)
+        if ON_GPU and way == "overlap" and world > 1:
+            continue
+        got = shared(placement, rank, 0, *inputs, way=way, dropout=0.5)
+        check(f"a state for all, {way}", got, want, placement, rank, 2e-5)
+
+
+def test_states_that_change(rank, world):
+    """A backward drops what its forward has dropped, whatever has become of the tensor of the state."""
+    mask, heads = Mask(300, 300, causal=True), (2 * world, world)
+    placement, inputs = context_parallel.place(mask, world), tensors(mask, heads=heads)
+    given = features(heads[0], 2)["dropout"]
+    want = whole(mask, *inputs, **given)
+    state = given["dropout_state"].clone()
+    leaves = [placement.shard(x, rank).requires_grad_() for x in inputs[:3]]
+    options = dict(return_lse=True, dropout=given["dropout"], dropout_state=state)
+    out, lse = attention(*leaves, placement.mask(rank), way="gather", **options)
+    state += 1
+    gradients = torch.autograd.grad(_loss(out, lse, placement.shard(inputs[3], rank)), leaves)
+    check("a state that changes", (out, lse, *gradients), want, placement, rank, 2e-5)
 
 
 def test_distances_without_slopes_cost_nothing(rank, world):
@@ -568,6 +617,8 @@ def test_disagreements(rank, world):
         ("sink", {"sink": sink}),
         ("alibi_slopes", {"alibi_slopes": sink if rank == 1 else None}),
         ("options .*softcap", {"softcap": 1.0 + (rank == 1)}),
+        ("options .*dropout", {"dropout": 0.1 + 0.1 * (rank == 1)}),
+        ("dropout_state", {"dropout": 0.1, "dropout_state": torch.full((2,), rank, device=q.device)}),
     ):
         text = message_of(lambda given=given: attention(q, k, v, same, check=True, **given))
         assert re.search(name + ".* of ranks .1. ", text), text
@@ -638,6 +689,7 @@ _ARRIVALS = (test_one_registration, test_gradients_that_leave_early, test_delays
 _ARRIVALS = *_ARRIVALS, test_keys_that_do_not_come
 _IN_ALL_WAYS = (test_families, test_features, test_lengths_and_heads, test_half, test_checkpointing, test_layouts)
 _IN_ALL_WAYS = *_IN_ALL_WAYS, test_calls_of_the_host, test_training, test_infinite_gradients_stay_in_their_column
+_IN_ALL_WAYS = *_IN_ALL_WAYS, test_dropout_of_short_sequences, test_a_state_for_all
 TESTS = {name: value for name, value in globals().items() if name.startswith("test_") and value not in _ARRIVALS}
 # Tests of way="arrive", apart: a rank may wait for another in vain. Those of a group share a start of the processes.
 GROUPS = [[test.__name__ for test in group] for group in (_ARRIVALS, _IN_ALL_WAYS)]

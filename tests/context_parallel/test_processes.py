@@ -153,14 +153,15 @@ def test_arguments():
     q = torch.zeros(1, 150, 2, 8)
     with pytest.raises(TypeError, match="local is a Mask; .*LocalMask"):
         context_parallel.attention(q, q, q, Mask(150, 150))
-    for name, value in (("dropout", 0.1), ("split_size", 128)):
-        with pytest.raises(UnsupportedError, match=f"{name} is .*does not implement it: .* a part of the sequence's"):
-            context_parallel.attention(q, q, q, placement.mask(0), **{name: value})
+    with pytest.raises(UnsupportedError, match="split_size is .*does not implement it: .* a part of the sequence's"):
+        context_parallel.attention(q, q, q, placement.mask(0), split_size=128)
     for error, words, given in (
         (ValueError, r"sink is \[3\]; it must be \[2\]", {"sink": torch.zeros(3)}),
         (ValueError, r"alibi_slopes is \[2, 2\]; it must be \[2\] or \[1, 2\]", {"alibi_slopes": torch.zeros(2, 2)}),
         (UnsupportedError, "alibi_slopes requires a gradient", {"alibi_slopes": torch.zeros(2, requires_grad=True)}),
         (TypeError, "softcap is", {"softcap": "a"}),
+        (ValueError, "dropout is 1.0; it must be at least 0 and less than 1", {"dropout": 1.0}),
+        (ValueError, "dropout_state is .*; it must be", {"dropout": 0.1, "dropout_state": torch.zeros(3)}),
         (TypeError, "slopes is no argument", {"slopes": torch.zeros(2)}),
     ):
         with pytest.raises(error, match=words):

@@ -113,7 +113,8 @@ TEST(OnTheHost, InWhateverTurns) {
 }
 
 /// Random cases in which each rounding shows: few rows of a head see keys, float16 under a softcap, and few large
-/// numbers after dropout; and one in which keys that nobody sees would change the unit of dq's sums.
+/// numbers after dropout; one in which keys that nobody sees would change the unit of dq's sums; and parts of a whole
+/// whose weights dropout keeps.
 constexpr std::string_view kHardCases[] = {
     "family=padding seed=16003417368406244727 batch=2 seqlen_q=65 seqlen_k=23 heads_q=21 heads_kv=3 head_dim=16 "
     "head_dim_v=16 dtype=float16 mask_heads=q mask_batch=1 block_mask=none layout=bshd dout=expanded dlse=no plan=yes "
@@ -136,6 +137,12 @@ constexpr std::string_view kHardCases[] = {
     "family=attention_sink_window seed=10974498586958485470 batch=1 seqlen_q=21 seqlen_k=127 heads_q=1 heads_kv=1 "
     "head_dim=96 head_dim_v=16 dtype=float16 mask_heads=1 mask_batch=1 block_mask=none layout=bhsd dout=normal "
     "dlse=yes plan=no q_offset=86 sink=float32 dropout=0.6826540278115041",
+    "family=document seed=11 batch=2 seqlen_q=205 seqlen_k=205 heads_q=4 heads_kv=2 head_dim=64 head_dim_v=64 "
+    "dtype=bfloat16 mask_heads=1 mask_batch=1 block_mask=none layout=bshd dout=normal dlse=yes plan=yes dropout=0.4 "
+    "part=each",
+    "family=full seed=12 batch=2 seqlen_q=70 seqlen_k=301 heads_q=2 heads_kv=1 head_dim=128 head_dim_v=128 "
+    "dtype=float16 mask_heads=1 mask_batch=1 block_mask=none layout=bshd dout=normal dlse=no plan=no softcap=20 "
+    "dropout=0.25 part=shared",
 };
 
 TEST(OnTheHost, HardCases) {

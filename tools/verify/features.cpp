@@ -42,6 +42,7 @@ constexpr Words<SinkKind, 3> kSink{
     {{SinkKind::kNone, "none"}, {SinkKind::kFloat32, "float32"}, {SinkKind::kOwn, "own"}}};
 constexpr Words<Positions, 3> kPositions{
     {{Positions::kNone, "none"}, {Positions::kShared, "shared"}, {Positions::kEach, "each"}}};
+constexpr Words<Part, 3> kPart{{{Part::kNone, "none"}, {Part::kShared, "shared"}, {Part::kEach, "each"}}};
 constexpr Words<AlibiKind, 3> kAlibi{
     {{AlibiKind::kNone, "none"}, {AlibiKind::kShared, "shared"}, {AlibiKind::kEach, "each"}}};
 
@@ -101,6 +102,11 @@ constexpr CaseFeature kCaseFeatures[] = {
      [](CaseFeatures& f, Text key, Text value) { f.split_size = integer(key, value, 0, kMaxSeqlen); }, 20, false,
      [](Random& random, CaseFeatures& f) { f.split_size = 128 * random.integer(1, 3); },
      [](const Case& c) { return c.features.dropout == 0; }},
+    {"part", "dropout", [](const CaseFeatures& f) { return static_cast<int>(f.part); },
+     [](const CaseFeatures& f) { return std::string(word(kPart, f.part)); },
+     [](CaseFeatures& f, Text key, Text value) { f.part = value_of(kPart, key, value); }, 50, false,
+     [](Random& random, CaseFeatures& f) { f.part = random.flip() ? Part::kShared : Part::kEach; },
+     [](const Case& c) { return c.features.dropout != 0; }},
 };
 
 }  // namespace
@@ -129,7 +135,7 @@ const std::vector<CaseFeatures>& covering_combinations() {
                                              {.sink = SinkKind::kFloat32},
                                              {.softcap = 20},
                                              {.sink = SinkKind::kOwn, .softcap = 50},
-                                             {.dropout = 0.1},
+                                             {.dropout = 0.1, .part = Part::kEach},
                                              {.sink = SinkKind::kFloat32, .softcap = 30, .dropout = 0.5},
                                              {.positions = Positions::kShared},
                                              {.softcap = 40, .positions = Positions::kEach},
@@ -154,8 +160,9 @@ float slope_of(const Problem& problem, int64_t b, int64_t h) {
 }  // namespace
 
 Features numbers(const CaseFeatures& features) {
+  constexpr int64_t kFirstHead = 3;
   return {.softcap = features.softcap,
-          .dropout = {.p = features.dropout},
+          .dropout = {.p = features.dropout, .first_head = features.part == Part::kNone ? 0 : kFirstHead},
           .partial_out = features.partial,
           .split_size = features.split_size};
 }

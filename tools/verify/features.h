@@ -25,6 +25,10 @@ enum class AlibiKind { kNone, kShared, kEach };
 /// The mask's positions of rows and keys: none, shared by all batch entries, or each entry's own.
 enum class Positions { kNone, kShared, kEach };
 
+/// The rows and keys of the case are the whole that dropout numbers, or a part of it, for all batch entries or each
+/// one's own; a part's query heads are not the first either.
+enum class Part { kNone, kShared, kEach };
+
 /// The features that a case asks for, as Features in attention.h and MaskParts have them.
 struct CaseFeatures {
   SinkKind sink = SinkKind::kNone;
@@ -34,6 +38,7 @@ struct CaseFeatures {
   Positions positions = Positions::kNone;
   bool partial = false;    ///< partial_out
   int64_t split_size = 0;  ///< 0: none
+  Part part = Part::kNone;
   bool operator==(const CaseFeatures&) const = default;
 
   /// True if scores are scaled products.

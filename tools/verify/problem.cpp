@@ -30,6 +30,17 @@ Tensor make_dout(const Case& c) {
                          : Tensor::attention(c.dtype, c.layout, c.batch, c.seqlen_q, c.heads_q, c.head_dim_v);
 }
 
+/// Any sixteens of a sequence that is longer than those of the case.
+std::optional<Tensor> make_origin(const Case& c, int64_t seqlen, Random& random) {
+  if (c.features.part == Part::kNone) return std::nullopt;
+  const int64_t entries = c.features.part == Part::kEach ? c.batch : 1;
+  Tensor origin = Tensor::contiguous(DataType::kInt32, {entries, (seqlen + 15) / 16});
+  auto* const sixteens = static_cast<int32_t*>(origin.view().data);
+  for (int64_t n = 0; n < origin.view().num_elements(); ++n)
+    sixteens[n] = static_cast<int32_t>(random.integer(0, kMaxSeqlen / 16));
+  return origin;
+}
+
 Tensor make_lse(const Case& c) { return Tensor::lse(DataType::kFloat32, c.layout, c.batch, c.heads_q, c.seqlen_q); }
 
 }  // namespace
@@ -52,6 +63,8 @@ Problem::Problem(const Case& of)
   for (const CaseFeature& feature : case_features()) {
     if (feature.tensor && feature.kind(c.features) != 0) tensors.push_back({feature.member, feature.tensor(c, random)});
   }
+  q_origin = make_origin(c, c.seqlen_q, random);
+  k_origin = make_origin(c, c.seqlen_k, random);
 }
 
 const Tensor* Problem::sink() const {
@@ -59,15 +72,21 @@ const Tensor* Problem::sink() const {
   return found == tensors.end() ? nullptr : &found->tensor;
 }
 
-Features Problem::features(const std::function<TensorView(std::size_t)>& view, const uint64_t* state) const {
+Features Problem::features(const std::function<TensorView(std::size_t)>& view, const Dropout& there) const {
   Features features = numbers(c.features);
   for (std::size_t n = 0; n < tensors.size(); ++n) features.*tensors[n].member = view(n);
-  if (features.dropout.p > 0) features.dropout.state = state;
+  if (features.dropout.p > 0) {
+    features.dropout.state = there.state;
+    features.dropout.q_origin = there.q_origin;
+    features.dropout.k_origin = there.k_origin;
+  }
   return features;
 }
 
 Features Problem::features() const {
-  return features([this](std::size_t n) { return tensors[n].tensor.view(); }, dropout_state.data());
+  const auto view = [](const std::optional<Tensor>& origin) { return origin ? origin->view() : TensorView{}; };
+  return features([this](std::size_t n) { return tensors[n].tensor.view(); },
+                  {.state = dropout_state.data(), .q_origin = view(q_origin), .k_origin = view(k_origin)});
 }
 
 Outputs::Outputs(const Case& c)

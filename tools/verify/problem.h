@@ -23,11 +23,13 @@ struct Problem {
   std::optional<Tensor> dlse;
   std::vector<FeatureTensor> tensors;
   std::array<uint64_t, 2> dropout_state;
+  std::optional<Tensor> q_origin, k_origin;  ///< sixteens that the case is a part of, see Dropout
 
   /// The sinks; null if there are none.
   const Tensor* sink() const;
-  /// Features that the case asks for, with view(n) in place of tensors[n] and the state, where the call's tensors are.
-  Features features(const std::function<TensorView(std::size_t)>& view, const uint64_t* state) const;
+  /// Features that the case asks for, with view(n) in place of tensors[n], and with `there`'s state and origins, which
+  /// are where the call's tensors are.
+  Features features(const std::function<TensorView(std::size_t)>& view, const Dropout& there) const;
   Features features() const;
 };
 

@@ -46,8 +46,12 @@ class DeviceTensors {
     if (problem.dlse) dlse_.emplace(*problem.dlse);
     for (const FeatureTensor& of_feature : problem.tensors) of_features_.emplace_back(of_feature.tensor);
     if (outputs.dsink) dsink_.emplace(*outputs.dsink);
+    if (problem.q_origin) q_origin_.emplace(*problem.q_origin);
+    if (problem.k_origin) k_origin_.emplace(*problem.k_origin);
     features_ = problem.features([this](std::size_t n) { return of_features_[n].view(); },
-                                 reinterpret_cast<const uint64_t*>(dropout_state_.bytes().data()));
+                                 {.state = reinterpret_cast<const uint64_t*>(dropout_state_.bytes().data()),
+                                  .q_origin = q_origin_ ? q_origin_->view() : TensorView{},
+                                  .k_origin = k_origin_ ? k_origin_->view() : TensorView{}});
   }
 
   ForwardArgs forward_args(AttentionInputs inputs) const {
@@ -77,7 +81,7 @@ class DeviceTensors {
   }
 
   DeviceTensor q_, k_, v_, dout_, out_, lse_, dq_, dk_, dv_;
-  std::optional<DeviceTensor> dlse_, dsink_;
+  std::optional<DeviceTensor> dlse_, dsink_, q_origin_, k_origin_;
   std::deque<DeviceTensor> of_features_;
   DeviceMemory dropout_state_;
   Features features_;

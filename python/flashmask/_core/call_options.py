@@ -105,6 +105,9 @@ split_size: the forward adds up keys in splits of this many, a multiple of 128, 
         feature=True,
     ),
     Option("max_mask_bytes", C.c_int64, 0, arguments.bytes_at_most),
+    Option("dropout_q_origin", capi.Tensor),
+    Option("dropout_k_origin", capi.Tensor),
+    Option("dropout_first_head", C.c_int64, 0),
 )
 _READERS = {option.name: option.read for option in OPTIONS if option.read}
 # Features as the operators of torch and JAX take them: tensors, numbers, flags.
@@ -129,13 +132,17 @@ def record(name: str, *required: str, **optional: Any) -> Any:
     return make_tuple(name, (*required, *optional), defaults=optional.values())
 
 
+# Tensors that say which weights dropout keeps: the state, and the places of the call's rows and keys in a whole.
+DROPOUT_TENSORS = ("dropout_state", "dropout_q_origin", "dropout_k_origin")
 # Arguments of the operators of torch after the tensors of a call and its mask, in the order of their schemas
 # (bindings/torch/schemas.h). Fields with defaults may be left out, from the last one on.
 AttentionOptions = record(
     "AttentionOptions",
     *("softmax_scale", "causal", "q_offset", "window_left", "window_right", "deterministic", "backend"),
-    **{"max_ctas": 0, "q_pos": None, "k_pos": None, "column_ptr": None, "intervals": None, "dropout_state": None},
+    **{"max_ctas": 0, "q_pos": None, "k_pos": None, "column_ptr": None, "intervals": None},
+    **dict.fromkeys(DROPOUT_TENSORS),
     **{option.name: option.default for option in (*TENSORS, *NUMBERS, *FLAGS)},
+    dropout_first_head=0,
 )
 
 

@@ -12,6 +12,7 @@ from .._core import arguments, call_options
 from .._core.annotations import Backend
 from .._core.errors import UnsupportedError
 from ..torch import ops
+from ..torch.dropout import draw_state
 from . import by_arrival, cost, exchange, messages
 from .by_heads import AllToAll
 from .by_keys import Gather, Options, Overlap, has_partial_keys
@@ -38,6 +39,8 @@ def attention(
     sink: torch.Tensor | None = None,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
+    dropout: float = 0.0,
+    dropout_state: torch.Tensor | None = None,
     return_lse: bool = False,
     arrival_timeout: float = 60.0,
     check: bool | None = None,
@@ -66,12 +69,16 @@ def attention(
             or, with "all_to_all", of its heads, with 0 for others: as of any parameter, the sum over the ranks is the
             gradient. Slopes have none. On a GPU softcap and slopes exclude "overlap", both together need "all_to_all",
             and with either, what each rank's rows add to dk and dv is rounded to q's dtype before it is added.
+        dropout, dropout_state: as in flashmask_attention, equal on all ranks: what is dropped is what one process would
+            drop, by the rows, keys and heads of the whole sequence. Without a state, rank 0 draws one and sends it to
+            the others. All ways but "all_to_all" need ranks whose rows begin at multiples of 16. On a GPU dropout is
+            like softcap above.
         arrival_timeout: seconds that a call with "arrive" waits for keys. After them its results are NaN, and the next
             call raises a TimeoutError that names the rank.
         return_lse: also return lse, [batch, heads_q, rows].
-        check: compare the mask, the placement, shapes, options, sinks and slopes of all ranks first. None: only if
-            torch.distributed's debug level is not OFF (TORCH_DISTRIBUTED_DEBUG).
-        others: dropout and split_size of flashmask_attention; anything but their defaults is refused.
+        check: compare the mask, the placement, shapes, options, sinks, slopes and states of all ranks first. None: only
+            if torch.distributed's debug level is not OFF (TORCH_DISTRIBUTED_DEBUG).
+        others: split_size of flashmask_attention; anything but its default is refused.
 
     Raises:
         TypeError, ValueError: an argument is wrong, or, with check, ranks disagree; the message names them.
@@ -80,8 +87,8 @@ def attention(
     """
     call_options.refuse_features(
         others,
-        "context parallelism does not implement it: kernels count the rows, keys and heads of their own call, which "
-        "here are a part of the sequence's",
+        "context parallelism does not implement it: kernels count splits from the first key of their own call, which "
+        "has a part of the sequence's",
     )
     if not isinstance(local, LocalMask):
         raise TypeError(f"local is a {type(local).__name__}; it must be a LocalMask, as placement.mask(rank) makes it")
@@ -90,17 +97,20 @@ def attention(
     softmax_scale, deterministic, max_ctas = ops.read_options(softmax_scale, deterministic, backend, max_ctas)
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
-    softcap = _read_features(q, softcap, sink, alibi_slopes)
+    features = _read_features(q, softcap, sink, alibi_slopes, dropout, dropout_state)
     arrival_timeout = _read_timeout(arrival_timeout)
     _check_group(local, group)
     if dist.get_debug_level() != dist.DebugLevel.OFF if check is None else check:
-        agreed = way, softmax_scale, deterministic, return_lse, softcap
-        _check_agreement(q, k, v, sink, alibi_slopes, local, group, agreed)
+        agreed = way, softmax_scale, deterministic, return_lse, softcap, dropout
+        _check_agreement(q, k, v, sink, alibi_slopes, dropout_state, local, group, agreed)
     ops.check_lengths(local.own, q, k, "bshd")
     q, k, v = ops.autocast(q, k, v)
     of_kernel = ops.KernelOptions(softmax_scale, deterministic, backend, max_ctas)
-    options = Options(of_kernel, bool(return_lse), {"softcap": softcap or None}, arrival_timeout)
+    options = Options(of_kernel, bool(return_lse), features, arrival_timeout)
     way = _way(way, q, k, local, options.features(sink, alibi_slopes))
+    if options.drops:
+        features["dropout_state"] = _shared_state(dropout_state, q.device, group)
+        local = local.in_sixteens()
     if way == "arrive":
         way = _arrive_or_gather(k, v, local, group)
     out, lse = WAYS[way].apply(q, k, v, sink, alibi_slopes, local, group, options)
@@ -120,8 +130,22 @@ def _way(way, q, k, local, features):
         )
     # One rank has all rows and all heads, and by way of gather nothing is copied.
     way = way if local.world_size > 1 else "gather"
+    if "dropout_p" in features and way != "all_to_all" and not local.has_sixteens:
+        raise UnsupportedError(
+            f"way is '{way}', with dropout, and rows of some ranks do not begin at multiples of 16 of the sequence's "
+            f"{local.placement.seqlen}: take 'all_to_all', fewer ranks or a longer sequence"
+        )
     _refuse_on_gpu(way, q, local, features)
     return way
+
+
+def _shared_state(state, device, group):
+    """A copy of a state, which may change before the backward, or one that rank 0 draws for all."""
+    if state is not None:
+        return state.detach().clone()
+    state = draw_state(device)
+    dist.broadcast(state, group=group, group_src=0)
+    return state
 
 
 def _arrive_or_gather(k, v, local, group):
@@ -138,17 +162,18 @@ def _arrive_or_gather(k, v, local, group):
 
 def _refuse_on_gpu(way, q, local, features):
     """UnsupportedError, on every rank and before anything travels, for what no kernel for GPUs takes."""
-    scores = [name for name in ("softcap", "alibi_slopes") if name in features]
+    names = {"softcap": "softcap", "alibi_slopes": "alibi_slopes", "dropout_p": "dropout"}
+    asked = [name for field, name in names.items() if field in features]
     if way == "arrive" and (why := exchange.refusal(q.device)):
         raise UnsupportedError(f"way is 'arrive', and {why}: take 'gather'")
     if local.world_size == 1 or way == "all_to_all" or has_partial_keys(q, features):
         return
     if way == "overlap":
         raise UnsupportedError(
-            f"way is 'overlap', with {' and '.join(scores)}; kernels for GPUs have no partial results with these: "
+            f"way is 'overlap', with {' and '.join(asked)}; kernels for GPUs have no partial results with these: "
             "take 'gather' or 'all_to_all'"
         )
-    if len(scores) == 2:
+    if features.keys() >= {"softcap", "alibi_slopes"}:
         raise UnsupportedError(
             f"way is '{way}', with softcap and alibi_slopes; kernels for GPUs do not take both over positions: "
             "take 'all_to_all'"
@@ -167,15 +192,19 @@ def _check_group(local, group):
         )
 
 
-def _read_features(q, softcap, sink, alibi_slopes):
-    """softcap as a number; TypeError, ValueError or UnsupportedError if one of the three is wrong, by its shape too."""
+def _read_features(q, softcap, sink, alibi_slopes, dropout, dropout_state):
+    """Options.given but the state; TypeError, ValueError or UnsupportedError if a feature is wrong, by shape too."""
     given = dict(softcap=softcap, sink=sink, alibi_slopes=alibi_slopes)
-    ops.read_features(q.device, 0.0, None, split_size=0, **given)
+    ops.read_features(q.device, 0.0, dropout_state, split_size=0, **given)  # draws no state
+    p = arguments.share("dropout", dropout)
+    if dropout_state is not None and dropout_state.device != q.device:
+        raise ValueError(f"dropout_state is on {dropout_state.device}; it must be on query's device, {q.device}")
     batch, heads = q.shape[0], q.shape[2]
     for name, x, shapes in (("sink", sink, [(heads,)]), ("alibi_slopes", alibi_slopes, [(heads,), (batch, heads)])):
         if x is not None and tuple(x.shape) not in shapes:
             raise ValueError(f"{name} is {list(x.shape)}; it must be {' or '.join(str(list(s)) for s in shapes)}")
-    return float(softcap)
+    numbers = {"softcap": float(softcap), "dropout_p": float(p)}
+    return {name: x for name, x in numbers.items() if x != 0}
 
 
 def _read_timeout(seconds):
@@ -185,14 +214,15 @@ def _read_timeout(seconds):
     return seconds
 
 
-def _check_agreement(q, k, v, sink, alibi_slopes, local, group, options):
+def _check_agreement(q, k, v, sink, alibi_slopes, dropout_state, local, group, options):
     own = {
         "the mask or the placement": local.digest,
         "shapes of q, k and v": [(x.shape[0], *x.shape[2:]) for x in (q, k, v)],
         "dtypes": [str(x.dtype) for x in (q, k, v)],
-        "options (way, softmax_scale, deterministic, return_lse, softcap)": options,
+        "options (way, softmax_scale, deterministic, return_lse, softcap, dropout)": options,
         "sink": _digest(sink),
         "alibi_slopes": _digest(alibi_slopes),
+        "dropout_state": _digest(dropout_state),
     }
     every = [None] * local.world_size
     dist.all_gather_object(every, own, group)

@@ -43,7 +43,7 @@ class Arrive(torch.autograd.Function):
         mask = local.masks(alibi_slopes is not None, q.device).gathered
         mask.plan(q.device)
         arrivals = ops.Arrivals(local.needed_pieces(q.device), shared.state, options.arrival_timeout)
-        features = options.features(sink, alibi_slopes)
+        features = options.features(sink, alibi_slopes) | options.origins(local, q.device).gathered
         # Others get what they wait for before anything here waits for others.
         _fill_slot(laid, shared)
         shared.offer()
@@ -59,7 +59,7 @@ class Arrive(torch.autograd.Function):
     def backward(ctx, dout, dlse):
         q, k, v, out, lse, sink, alibi_slopes = saved = ctx.saved_tensors  # once: checkpoints compute them
         local, group, options = ctx.call
-        features = options.features(sink, alibi_slopes)
+        features = options.features(sink, alibi_slopes) | options.origins(local, q.device).gathered
         if not (leaves_early(k, v, local) and has_partial_keys(q, features)):
             return gathered_backward(dout, dlse, saved, local, group, options)
         if not local.keeps_keys:

@@ -18,8 +18,8 @@ class AllToAll(torch.autograd.Function):
         q, k, v = heads.to_heads([q, k, v], group)
         mask = local.of_heads(heads.q, heads.kv, heads.heads)
         sink, alibi_slopes = (None if x is None else x[..., slice(*heads.q)].contiguous() for x in (sink, alibi_slopes))
-        features = options.features(sink, alibi_slopes)
-        out, lse = ops.attention(q, k, v, mask, **options.of_kernel._asdict(), **features)
+        features = options.features(sink, alibi_slopes) | heads.origin(options)
+        out, lse = ops.forward(q, k, v, mask, *options.of_kernel, **features)
         ctx.save_for_backward(q, k, v, out, lse, sink, alibi_slopes)
         ctx.call = heads, mask, group, options
         ctx.set_materialize_grads(False)
@@ -42,7 +42,7 @@ class AllToAll(torch.autograd.Function):
             dlse = lse.new_zeros((*rows, 1)) if dlse is None else _columns(dlse)
             (dlse,) = heads.to_heads([dlse], group)
             dlse = dlse.squeeze(3).transpose(1, 2)
-        features = options.features(sink, alibi_slopes)
+        features = options.features(sink, alibi_slopes) | heads.origin(options)
         several = heads.copies > 1  # whose gradients have yet to be added up
         dq, dk, dv, dsink = ops.backward_with_features(
             *(dout, dlse, q, k, v, out, lse, mask, *options.of_kernel),
@@ -73,6 +73,10 @@ class Heads:
         world, rank = local.world_size, local.rank
         self.copies = max(world // heads_kv, 1)
         self.q, self.kv = _share(heads_q, world, rank, 1), _share(heads_kv, world, rank, self.copies)
+
+    def origin(self, options):
+        """Fields of AttentionOptions that say which heads these are."""
+        return {"dropout_first_head": self.q[0]} if options.drops else {}
 
     def to_heads(self, tensors, group):
         """Tensors [batch, own rows, all heads, size] to [batch, all rows, own heads, size], rows in the sequence's

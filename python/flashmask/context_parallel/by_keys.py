@@ -6,27 +6,36 @@ the next piece is on its way; partial results are merged in float32.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from ..torch import merge, ops
+from .local_mask import Origins
 from .messages import send
 
 
 class Options(NamedTuple):
-    """return_lse: whether lse is wanted, on all ranks. numbers: features that are numbers, by name; None: none.
-    arrival_timeout: seconds that a call waits for keys that arrive while it runs."""
+    """return_lse: whether lse is wanted, on all ranks. given: features that have no gradient and are no tensors of
+    heads, fields of AttentionOptions. arrival_timeout: seconds that a call waits for keys that arrive while it runs."""
 
     of_kernel: ops.KernelOptions
     return_lse: bool
-    numbers: dict[str, float | None]
+    given: dict[str, Any]
     arrival_timeout: float
 
+    @property
+    def drops(self):
+        return "dropout_p" in self.given
+
     def features(self, sink, alibi_slopes):
-        """Arguments of a call, by name; none that says nothing."""
-        every = {"sink": sink, "alibi_slopes": alibi_slopes, **self.numbers}
-        return {name: x for name, x in every.items() if x is not None}
+        """Fields of AttentionOptions of a call; none that says nothing."""
+        every = {"sink": sink, "alibi_slopes": alibi_slopes}
+        return {name: x for name, x in every.items() if x is not None} | self.given
+
+    def origins(self, local, device):
+        """More of them, of calls under the masks of a LocalMask."""
+        return local.origins(device) if self.drops else Origins({}, {}, ({},) * len(local.pieces))
 
 
 class Gather(torch.autograd.Function):
@@ -34,8 +43,8 @@ class Gather(torch.autograd.Function):
     def forward(ctx, q, k, v, sink, alibi_slopes, local, group, options):
         whole_k, whole_v = all_keys(k, v, local, group)
         mask = local.masks(alibi_slopes is not None, q.device).gathered
-        features = options.features(sink, alibi_slopes)
-        out, lse = ops.attention(q, whole_k, whole_v, mask, **options.of_kernel._asdict(), **features)
+        features = options.features(sink, alibi_slopes) | options.origins(local, q.device).gathered
+        out, lse = ops.forward(q, whole_k, whole_v, mask, *options.of_kernel, **features)
         if local.keeps_keys:
             k, v = whole_k, whole_v
         return save(ctx, q, k, v, out, lse, sink, alibi_slopes, local, group, options)
@@ -50,13 +59,14 @@ class Overlap(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, sink, alibi_slopes, local, group, options):
         arrivals = _send_pieces(k, v, local, group)
-        masks = local.masks(alibi_slopes is not None, q.device)
-        given = dict(partial_out=True, **options.of_kernel._asdict(), **options.features(None, alibi_slopes))
-        parts = [ops.attention(q, k, v, masks.own, sink=sink, **given)]  # the sink joins one of the parts
-        for piece, mask, received in zip(local.pieces, masks.of_pieces, arrivals):
+        masks, origins = local.masks(alibi_slopes is not None, q.device), options.origins(local, q.device)
+        given = options.features(None, alibi_slopes) | {"partial_out": True}
+        # The sink joins one of the parts.
+        parts = [ops.forward(q, k, v, masks.own, *options.of_kernel, sink=sink, **given, **origins.own)]
+        for piece, mask, origin, received in zip(local.pieces, masks.of_pieces, origins.of_pieces, arrivals):
             keys = received()
             if piece.receives:
-                parts.append(ops.attention(q, *keys, mask, **given))
+                parts.append(ops.forward(q, *keys, mask, *options.of_kernel, **given, **origin))
         # Deterministic: the parts have a fixed order.
         out, lse = parts[0] if len(parts) == 1 else merge.merge_into_first(*zip(*parts))
         return save(ctx, q, k, v, out, lse, sink, alibi_slopes, local, group, options)
@@ -68,15 +78,16 @@ class Overlap(torch.autograd.Function):
         local, group, options = ctx.call
         dout = zero_if_unused(dout, out, q)
         arrivals = _send_pieces(k, v, local, group)
-        masks = local.masks(alibi_slopes is not None, q.device)
+        masks, origins = local.masks(alibi_slopes is not None, q.device), options.origins(local, q.device)
         features = options.features(None, alibi_slopes)
         dsink = None if sink is None else _sink_gradient(sink, dout, dlse, out, lse)
-        dq, gradients, _ = _backward(dout, dlse, q, k, v, masks.own, out, lse, options, features)
+        dq, gradients, _ = _backward(dout, dlse, q, k, v, masks.own, out, lse, options, features | origins.own)
         returns = [_Returns(stack, local, group) for stack in gradients]
-        for n, (piece, mask, received) in enumerate(zip(local.pieces, masks.of_pieces, arrivals)):
+        pieces = zip(local.pieces, masks.of_pieces, origins.of_pieces, arrivals)
+        for n, (piece, mask, origin, received) in enumerate(pieces):
             keys = received()
             if piece.receives:
-                more, of_piece, _ = _backward(dout, dlse, q, *keys, mask, out, lse, options, features)
+                more, of_piece, _ = _backward(dout, dlse, q, *keys, mask, out, lse, options, features | origin)
                 dq += more
             else:  # no rows, of the gradients' dtype
                 of_piece = [x.to(lse.dtype) for x in _stacked(*keys)]
@@ -124,7 +135,7 @@ def gathered_backward(dout, dlse, saved, local, group, options):
         k, v = all_keys(k, v, local, group)
     mask = local.masks(alibi_slopes is not None, q.device).gathered
     # dq is rounded once, here; dk and dv have yet to be added up.
-    features = options.features(sink, alibi_slopes)
+    features = options.features(sink, alibi_slopes) | options.origins(local, q.device).gathered
     dq, gradients, dsink = _backward(dout, dlse, q, k, v, mask, out, lse, options, features)
     own = _own_gradients(gradients, k.dtype, local, group)
     return dq.to(q.dtype), *own, dsink, None, None, None, None

@@ -20,6 +20,7 @@ from .partition import Partition
 PIECES = cost.PIECES
 _SPARE = 20  # one of so many of a peer's keys may travel unseen by any row, so that runs are longer
 _MOST_RUNS = 256  # runs of a peer's keys; more are joined, however many keys are between them
+_SIXTEEN = 16  # rows, or keys, whose dropout is numbered together
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,14 @@ class Masks(NamedTuple):
     of_pieces: tuple[Mask, ...]
 
 
+class Origins(NamedTuple):
+    """Places of the rows and keys of calls under Masks in the sequence, for dropout: fields of AttentionOptions."""
+
+    own: dict[str, torch.Tensor]
+    gathered: dict[str, torch.Tensor]
+    of_pieces: tuple[dict[str, torch.Tensor], ...]
+
+
 @dataclass(frozen=True)
 class LocalMask:
     """The part of a mask that one rank computes: its rows and all keys that one of them sees.
@@ -72,6 +81,7 @@ class LocalMask:
     _arriving: tuple[Any, ...] = field(repr=False, compare=False)  # as _lay_out takes them
     _seen: Any = field(repr=False, compare=False)  # as _travels takes it
     _most_pieces: int = field(repr=False, compare=False)  # as local_mask was asked for
+    _granule: int = field(repr=False, compare=False)  # keys that travel come in as many, from multiples of it on
     _made: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -126,6 +136,39 @@ class LocalMask:
         of_pieces = tuple(placed(piece.mask, piece.keys) for piece in self.pieces)
         return Masks(placed(self.own, (rows,)), placed(self.gathered, self.gathered_keys), of_pieces)
 
+    # --- For dropout --------------------------------------------------------------------------------
+
+    @property
+    def has_sixteens(self) -> bool:
+        """Tells if every rank's rows are whole sixteens of the sequence, but for its end."""
+        return self.once("has sixteens", self._has_sixteens)
+
+    def _has_sixteens(self):
+        ranks = range(self.world_size)
+        return all(begin % _SIXTEEN == 0 for rank in ranks for begin, _ in self.placement.segments(rank))
+
+    def in_sixteens(self) -> LocalMask:
+        """Returns the same with keys that travel in whole sixteens of the sequence, as dropout numbers them."""
+        return self.once("in sixteens", self._in_sixteens)
+
+    def _in_sixteens(self):
+        if self._granule % _SIXTEEN == 0 or not self.pieces:
+            return self
+        made = local_mask(self.placement, self.rank, self.index, pieces=self._most_pieces, granule=_SIXTEEN)
+        return made if self.whole.device is None else made.to(self.whole.device)
+
+    def origins(self, device: torch.device) -> Origins:
+        """The Origins of the rank's calls, on a device; of in_sixteens()."""
+        return self.once(("origins", device), lambda: self._make_origins(device))
+
+    def _make_origins(self, device):
+        rows = (self.placement.segments(self.rank),)
+
+        def origin(keys):
+            return {"dropout_q_origin": _sixteens(rows).to(device), "dropout_k_origin": _sixteens(keys).to(device)}
+
+        return Origins(origin(rows), origin(self.gathered_keys), tuple(origin(piece.keys) for piece in self.pieces))
+
     def way(self, heads: tuple[int, int], head_dim: int) -> str:
         """How the cost model would compute attention of (heads_q, heads_kv) heads: "gather", "overlap" or
         "all_to_all"."""
@@ -148,7 +191,7 @@ class LocalMask:
     @property
     def travels_together(self) -> bool:
         """Tells if a key travels for all batch entries, or each entry's keys by themselves."""
-        return _entries(self.whole) == [None]
+        return _entries(self.whole, self._granule) == [None]
 
     def by_arrival(self) -> LocalMask:
         """Returns the same with keys in the order in which they are copied: the rank's own, then piece after piece."""
@@ -158,7 +201,8 @@ class LocalMask:
         arriving = tuple(sorted(self._arriving, key=lambda part: part[0]))
         if arriving == self._arriving:
             return self
-        laid = _lay_out(self.whole.cpu(), self.placement.segments(self.rank), arriving, len(self.pieces))
+        rows = self.placement.segments(self.rank)
+        laid = _lay_out(self.whole.cpu(), rows, arriving, len(self.pieces), self._granule)
         pieces = (replace(piece, gathered_places=places) for piece, places in zip(self.pieces, laid.places))
         ordered = replace(
             self,
@@ -184,7 +228,7 @@ class LocalMask:
         return self.once(("needed", device), lambda: self._needed_pieces().to(device))
 
     def _needed_pieces(self):
-        entries = _entries(self.whole)
+        entries = _entries(self.whole, self._granule)
         needed = torch.zeros(len(entries), -(-self.gathered.seqlen_k // BLOCK), dtype=torch.int32, device="cpu")
         for n, piece in enumerate(self.pieces):  # ascending, so that a block has the last of those that it needs
             for (_, entry, _), (begin, end) in zip(piece.receives, piece.gathered_places):
@@ -209,7 +253,7 @@ class LocalMask:
         return self.once(("received by", rank), lambda: self._places_at(rank))[1]
 
     def _places_at(self, receiver):
-        ends, places = dict.fromkeys(_entries(self.whole), 0), {}
+        ends, places = dict.fromkeys(_entries(self.whole, self._granule), 0), {}
         senders = (sender for sender in range(self.world_size) if sender != receiver)
         parts = [(n, sender, e, keys) for sender in senders for n, e, keys in self._parts(sender, receiver)]
         for n, sender, e, keys in sorted(parts, key=lambda part: part[0]):  # as _by_arrival sorts them
@@ -226,9 +270,9 @@ class LocalMask:
         if sender == receiver:
             return []
         segments, found = list(self.placement.segments(sender)), []
-        for entry, of_entry in zip(_entries(self.whole), self._seen):
-            runs = _runs(of_entry[receiver], segments, self.whole)
-            for n, part in enumerate(_parts(runs, _shares(self.world_size, self._most_pieces), self.whole)):
+        for entry, of_entry in zip(_entries(self.whole, self._granule), self._seen):
+            runs = _runs(of_entry[receiver], segments, self._granule)
+            for n, part in enumerate(_parts(runs, _shares(self.world_size, self._most_pieces), self._granule)):
                 if part:
                     piece = _piece(receiver, sender, n, self.world_size, self._most_pieces)
                     found.append((piece, entry, _length(part)))
@@ -261,11 +305,12 @@ class LocalMask:
         return self._made[key]
 
 
-def local_mask(placement: Partition, rank: int, index: int = 0, *, pieces: int = PIECES) -> LocalMask:
+def local_mask(placement: Partition, rank: int, index: int = 0, *, pieces: int = PIECES, granule: int = 1) -> LocalMask:
     """The LocalMask of `rank` under mask `index` of a placement.
 
-    pieces: in how many the keys of other ranks arrive, at most. Every rank computes the same without asking another;
-    the masks are read in host memory. Raises ValueError naming the argument.
+    pieces: in how many the keys of other ranks arrive, at most. granule: these keys are whole granules of the sequence,
+    of so many keys, which divide those of the ranks' runs; with a block mask they are whole blocks. Every rank computes
+    the same without asking another; the masks are read in host memory. Raises ValueError naming the argument.
     """
     world = placement.world_size
     rank = arguments.integer("rank", rank, 0, world - 1)
@@ -273,16 +318,17 @@ def local_mask(placement: Partition, rank: int, index: int = 0, *, pieces: int =
     pieces = arguments.integer("pieces", pieces, 1)
     whole = placement.masks[index]
     mask = whole.cpu()
+    granule = arguments.integer("granule", granule, 1) if mask.block_mask is None else BLOCK
     segments = [list(placement.segments(r)) for r in range(world)]
-    entries = _entries(mask)
+    entries = _entries(mask, granule)
     of_entries = [mask if e is None else _of_entry(mask, e) for e in entries]
     seen = [[_seen(one, rows) for rows in segments] for one in of_entries]
 
     def keys(receiver, sender):
         """((piece, entry), segments) of the sender's keys that the receiver sees."""
         for e, of_entry in zip(entries, seen):
-            runs = _runs(of_entry[receiver], segments[sender], mask)
-            for n, part in enumerate(_parts(runs, _shares(world, pieces), mask)):
+            runs = _runs(of_entry[receiver], segments[sender], granule)
+            for n, part in enumerate(_parts(runs, _shares(world, pieces), granule)):
                 if part:
                     yield (_piece(receiver, sender, n, world, pieces), e), part
 
@@ -300,11 +346,11 @@ def local_mask(placement: Partition, rank: int, index: int = 0, *, pieces: int =
     every = range(_piece_count(world, pieces)) if _travels(seen, segments) else ()
     # Sorted by rank, as keys arrive if all travel at once.
     arriving = sorted(((n, *part) for n in every for part in received.get(n, [])), key=lambda part: part[1])
-    laid = _lay_out(mask, segments[rank], arriving, len(every))
+    laid = _lay_out(mask, segments[rank], arriving, len(every), granule)
     made = []
     for n in every:
         parts = received.get(n, [])
-        part, part_keys, own_places = _laid_out(mask, segments[rank], [part[1:] for part in parts])
+        part, part_keys, own_places = _laid_out(mask, segments[rank], [part[1:] for part in parts], granule)
         receives = tuple((peer, e, _length(segments)) for peer, e, segments in parts)
         made.append(Piece(part, part_keys, receives, own_places, laid.places[n], tuple(sent.get(n, []))))
     local = LocalMask(
@@ -321,6 +367,7 @@ def local_mask(placement: Partition, rank: int, index: int = 0, *, pieces: int =
         _arriving=tuple(arriving),
         _seen=seen,
         _most_pieces=pieces,
+        _granule=granule,
     )
     return local if whole.device is None else local.to(whole.device)
 
@@ -329,9 +376,13 @@ def _of_entry(mask, entry):
     return mask.replace(bounds=mask.bounds[entry : entry + 1])
 
 
-def _entries(mask):
-    """The batch entries whose keys travel by themselves, as others see others; [None]: those of all together."""
+def _entries(mask, granule):
+    """The batch entries whose keys travel by themselves, as others see others; [None]: those of all together.
+
+    A granule that the sequence's end cuts comes last, where a rank's own keys would begin elsewhere in each entry.
+    """
     alone = mask.bounds is not None and mask.bounds.shape[0] > 1 and mask.block_mask is None and mask.q_pos is None
+    alone = alone and mask.seqlen_k % granule == 0
     return list(range(mask.bounds.shape[0])) if alone else [None]
 
 
@@ -344,22 +395,22 @@ class _Layout(NamedTuple):
     places: tuple[Any, ...]
 
 
-def _lay_out(mask, rows, arriving, pieces):
+def _lay_out(mask, rows, arriving, pieces, granule):
     """The _Layout of a rank's own keys, those of `rows`, and then of `arriving`, ((piece, peer, entry, segments),
     ...)."""
-    own = [(e, list(rows)) for e in _entries(mask)]
-    laid, keys, places = _laid_out(mask, rows, own + [part[2:] for part in arriving])
+    own = [(e, list(rows)) for e in _entries(mask, granule)]
+    laid, keys, places = _laid_out(mask, rows, own + [part[2:] for part in arriving], granule)
     of_parts = list(zip(arriving, places[len(own) :]))
     of_pieces = (tuple(place for part, place in of_parts if part[0] == n) for n in range(pieces))
     return _Layout(laid, keys, places[0], tuple(of_pieces))
 
 
-def _laid_out(mask, rows, parts):
+def _laid_out(mask, rows, parts, granule):
     """The Mask of these rows and parts [(entry, segments)] of keys, the keys of each of _entries, and where each part
     is, (begin, end)."""
-    # A block that the sequence's end cuts has to come last.
-    order = sorted(range(len(parts)), key=lambda n: mask.block_mask is not None and _is_last(parts[n][1], mask))
-    keys, lengths, places = {e: [] for e in _entries(mask)}, {}, [None] * len(parts)
+    # A granule that the sequence's end cuts has to come last.
+    order = sorted(range(len(parts)), key=lambda n: granule > 1 and _is_last(parts[n][1], mask))
+    keys, lengths, places = {e: [] for e in _entries(mask, granule)}, {}, [None] * len(parts)
     for n in order:
         e, segments = parts[n]
         begin = lengths.get(e, 0)
@@ -372,6 +423,17 @@ def _laid_out(mask, rows, parts):
 
 def _is_last(segments, mask):
     return bool(segments) and segments[-1][1] == mask.seqlen_k
+
+
+def _sixteens(keys):
+    """int32 [entries, sixteens]: the numbers of the sixteens of the sequence that each entry's segments have."""
+
+    def of_segment(begin, end):
+        return torch.arange(begin // _SIXTEEN, -(-end // _SIXTEEN), dtype=torch.int32, device="cpu")
+
+    none = torch.empty(0, dtype=torch.int32, device="cpu")
+    of_entries = [torch.cat([none, *(of_segment(*segment) for segment in segments)]) for segments in keys]
+    return torch.nn.utils.rnn.pad_sequence(of_entries, batch_first=True)
 
 
 def _with_positions(mask, whole, rows, keys):
@@ -449,14 +511,14 @@ def _in_band(part, lo, hi):
     return seen
 
 
-def _runs(seen, segments, mask):
-    """The keys of `segments` that are seen, as runs [(begin, end), ...]; whole blocks where there is a block mask."""
+def _runs(seen, segments, granule):
+    """The keys of `segments` that are seen, as runs [(begin, end), ...] of whole granules."""
     runs, gaps = [], []
     for begin, end in segments:
         wanted = seen[begin:end]
-        if mask.block_mask is not None:
-            blocks = torch.nn.functional.pad(wanted, (0, -len(wanted) % BLOCK)).view(-1, BLOCK).any(1)
-            wanted = blocks.repeat_interleave(BLOCK)[: len(wanted)]
+        if granule > 1:
+            granules = torch.nn.functional.pad(wanted, (0, -len(wanted) % granule)).view(-1, granule).any(1)
+            wanted = granules.repeat_interleave(granule)[: len(wanted)]
         edges = (torch.nn.functional.pad(wanted.int(), (1, 1)).diff().nonzero().flatten() + begin).tolist()
         first = len(runs)
         runs += zip(edges[::2], edges[1::2])
@@ -508,12 +570,12 @@ def _travels(seen, segments):
     return False
 
 
-def _parts(runs, count, mask):
-    """The runs cut into `count` lists of about as many keys each."""
+def _parts(runs, count, granule):
+    """The runs cut into `count` lists of about as many keys each, in whole granules."""
     total, parts, taken = _length(runs), [[] for _ in range(count)], 0
     share = -(-total // count)
-    if mask.block_mask is not None or share >= BLOCK:
-        share = -(-share // BLOCK) * BLOCK
+    granule = BLOCK if share >= BLOCK else granule
+    share = -(-share // granule) * granule
     for begin, end in runs:
         while begin < end:
             n = min(taken // share, count - 1)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, overload
 import torch
 
 from .._core.annotations import Backend, Layout, Window
-from .._core.call_options import NUMBERS, TENSORS
+from .._core.call_options import DROPOUT_TENSORS, NUMBERS, TENSORS
 from .._core.docstrings import composed
 from . import ops, tensor_arguments
 from .dropout import read_as_paddle
@@ -190,7 +190,7 @@ def options_by_name(
 ) -> dict[str, Any]:
     """Options that the arguments of flashmask_attention mean, as call_options names them; none is drawn."""
     state = torch.zeros(2, dtype=torch.int64, device=query.device) if dropout_state is None else dropout_state
-    _, *given = read_features(query, dropout, state, **features) or (None,)
+    given = read_features(query, dropout, state, **features)[len(DROPOUT_TENSORS) :]
     scale, is_deterministic, ctas = ops.read_options(softmax_scale, deterministic, backend, max_ctas)
     if is_deterministic is None:
         is_deterministic = torch.are_deterministic_algorithms_enabled()

@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 
 from .._core import arguments, capi
 from .._core.arguments import LAYOUTS
-from .._core.call_options import TENSORS, AttentionOptions
+from .._core.call_options import DROPOUT_TENSORS, TENSORS, AttentionOptions
 from .._core.errors import UnrepresentableMaskError, UnsupportedError
 from . import library, tensor_arguments
 from ._torch_internals import apply_of, are_transforms_active, below_autograd, is_dual_level_active
@@ -38,7 +38,7 @@ _is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_ena
 # Places of the tensors among an operator's options. Calls take options as plain tuples, which cost less than
 # AttentionOptions.
 _Q_POS, _SINK = (AttentionOptions._fields.index(name) for name in ("q_pos", "sink"))
-_END = AttentionOptions._fields.index("dropout_state") + 1 + len(TENSORS)
+_END = AttentionOptions._fields.index("dropout_state") + len((*DROPOUT_TENSORS, *TENSORS))
 _TENSORS = AttentionOptions._fields[_Q_POS:_END]
 
 _NO_FUNCTIONAL_DERIVATIVE = (

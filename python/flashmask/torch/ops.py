@@ -13,7 +13,7 @@ import torch
 from .._core import arguments
 from .._core.annotations import Backend, Layout
 from .._core.arguments import LAYOUTS
-from .._core.call_options import NUMBERS, TENSORS, AttentionOptions
+from .._core.call_options import DROPOUT_TENSORS, NUMBERS, TENSORS, AttentionOptions
 from .._core.errors import UnsupportedError
 from . import operators, tensor_arguments
 from ._torch_internals import is_any_autocast_enabled
@@ -23,7 +23,8 @@ from .mask import Mask
 # Looked up once: every call asks them all.
 _is_compiling, _is_deterministic = torch.compiler.is_compiling, torch.are_deterministic_algorithms_enabled
 
-_NO_FEATURES = None, *(option.default for option in (*TENSORS, *NUMBERS))
+_NO_ORIGINS = (None,) * (len(DROPOUT_TENSORS) - 1)
+_NO_FEATURES = None, *_NO_ORIGINS, *(option.default for option in (*TENSORS, *NUMBERS))
 
 
 class KernelOptions(NamedTuple):
@@ -99,6 +100,12 @@ class Arrivals(NamedTuple):
     needed: torch.Tensor
     state: torch.Tensor
     timeout: float
+
+
+def forward(q, k, v, mask, softmax_scale, deterministic, backend, max_ctas, **features):
+    """(out, lse) as attention() has them, of a call with these fields of AttentionOptions, and without checks."""
+    tensors, options = _arguments(mask, q.device, softmax_scale, deterministic, backend, max_ctas, features)
+    return operators.call_forward(q, k, v, *tensors, *options)
 
 
 def arriving_attention(q, k, v, mask, arrivals, softmax_scale, deterministic, backend, max_ctas, **features):
@@ -215,7 +222,8 @@ def read_features(device, dropout, dropout_state, **given):
         dropout_state = None
     elif dropout_state is None:
         dropout_state = draw_state(device)
-    return (dropout_state, *tensors, *numbers) if any(numbers) or any(x is not None for x in tensors) else ()
+    is_asked = any(numbers) or any(x is not None for x in tensors)
+    return (dropout_state, *_NO_ORIGINS, *tensors, *numbers) if is_asked else ()
 
 
 def checked_attention(q, k, v, mask, softmax_scale, layout, deterministic, backend, max_ctas, features=()):

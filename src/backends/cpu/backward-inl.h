@@ -150,7 +150,7 @@ int64_t backward_keys(const Problem& p, const BackwardRows& shared, int64_t b, i
   load_rows(p.k, b, key0, keys, hk, 1.0f, s.k_rows);
   make_panels(s.k_rows, keys, kTileKeys, p.head_dim, s.k);
   // Scaled as out has been, so that dP - delta still is exactly 0 where a row sees a single key; dv is at the end.
-  const auto dropout_scale = static_cast<float>(DropoutSource(p, b, hk).scale());
+  const auto dropout_scale = static_cast<float>(DropoutSource(p.features.dropout, b, hk).scale());
   load_rows(p.v, b, key0, keys, hk, dropout_scale, s.dout);
   make_panels(s.dout, keys, kTileKeys, p.head_dim_v, s.v);
   std::fill(s.dk, s.dk + kTileKeys * p.head_dim, 0.0f);
@@ -159,7 +159,7 @@ int64_t backward_keys(const Problem& p, const BackwardRows& shared, int64_t b, i
   int64_t executed = 0;
   for (int64_t h = hk * p.group_size(); h < (hk + 1) * p.group_size(); ++h) {
     const MaskSource source(p, b, h);
-    const DropoutSource dropout(p, b, h);
+    const DropoutSource dropout(p.features.dropout, b, h);
     source.for_each_row_tile(c, [&](int64_t r, bool full) {
       const int64_t row0 = r * kTileRows, rows = std::clamp(extent.rows - row0, int64_t{0}, kTileRows);
       load_rows(p.q, b, row0, rows, h, p.scale(), s.q);

@@ -77,13 +77,13 @@ struct alignas(64) ElementMask {
   void load(const DropoutSource& source, int64_t row0, int64_t key0) {
     std::fill(&rows[0][0], &rows[0][0] + sizeof(rows) / sizeof(uint32_t), 0u);
     constexpr int kDraws = kTileKeys / 4;  // draws per two rows
-    const uint32_t first_key = dropout::key_draw(static_cast<uint32_t>(key0)), threshold = source.threshold();
+    const uint32_t threshold = source.threshold();
     for (int64_t i = 0; i < kTileRows; ++i) {
       if (i / 8 % 2 != 0) continue;  // drawn with the row eight before it
       uint32_t words[4][kDraws];
       for (int n = 0; n < kDraws; ++n) {
-        const dropout::Words draw =
-            source.draw(dropout::row_draw(static_cast<uint32_t>(row0 + i)), first_key + static_cast<uint32_t>(n));
+        const int64_t key = key0 + n / 4 * 16 + n % 4 * 2;
+        const dropout::Words draw = source.draw(static_cast<uint32_t>(row0 + i), static_cast<uint32_t>(key));
         for (int w = 0; w < 4; ++w) words[w][n] = draw.word[w];
       }
       for (int w = 0; w < 4; ++w) {

@@ -102,7 +102,7 @@ int64_t forward_rows(const Problem& p, int64_t b, int64_t h, int64_t first, int6
 
   int64_t executed = 0;
   const MaskSource source(p, b, h);
-  const DropoutSource dropout(p, b, h);
+  const DropoutSource dropout(p.features.dropout, b, h);
   const int64_t key_end = p.visible_extent(b).keys;
   const auto keys_of = [&](int64_t c) { return std::clamp(key_end - c * kTileKeys, int64_t{0}, kTileKeys); };
   const auto load_keys = [&](int64_t c) {

@@ -93,7 +93,7 @@ void forward(const Problem& p) {
       const std::vector<uint8_t> visible = visible_matrix(p, b, h);
       const double sink = sink_of(p, h);
       const bool has_sink = sink != -kInfinity;
-      const DropoutSource dropout(p, b, h);
+      const DropoutSource dropout(p.features.dropout, b, h);
       const Alibi alibi(p, b, h);
       std::vector<double> out(static_cast<std::size_t>(p.seqlen_q * p.head_dim_v), 0.0),
           score(static_cast<std::size_t>(p.seqlen_k));
@@ -133,7 +133,7 @@ void backward(const Problem& p) {
         const std::vector<double> q = load_head(p.q, b, h), out = load_head(p.out, b, h),
                                   dout = load_head(p.dout, b, h);
         const double sink = sink_of(p, h);
-        const DropoutSource dropout(p, b, h);
+        const DropoutSource dropout(p.features.dropout, b, h);
         const Alibi alibi(p, b, h);
         const std::vector<uint8_t> visible = visible_matrix(p, b, h);
         std::vector<double> dq(q.size(), 0.0);

@@ -110,7 +110,10 @@ AT(fm_options, dropout_state, 208);
 AT(fm_options, alibi_slopes, 216);
 AT(fm_options, split_size, 312);
 AT(fm_options, max_mask_bytes, 320);
-ENDS_WITH(fm_options, max_mask_bytes);
+AT(fm_options, dropout_q_origin, 328);
+AT(fm_options, dropout_k_origin, 424);
+AT(fm_options, dropout_first_head, 520);
+ENDS_WITH(fm_options, dropout_first_head);
 
 AT(fm_forward_args, struct_size, 0);
 AT(fm_forward_args, reserved, 4);

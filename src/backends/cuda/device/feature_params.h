@@ -41,7 +41,8 @@ struct SinkParams {
 #endif
 };
 
-/// Dropout, see common/dropout.h.
+/// Dropout, see common/dropout.h. Kernels that draw have dropout::Origins at the end of their parameters, which leaves
+/// the machine code of others alone.
 struct DropoutParams {
   uint32_t threshold;     ///< 0: none
   float scale;            ///< factor of kept weights

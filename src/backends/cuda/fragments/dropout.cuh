@@ -34,21 +34,24 @@ struct DroppedBits {
   uint32_t row[2];
 };
 
-/// Draws the slab of a batch entry and a query head that begins at (first_row, first_key), multiples of 16.
-template <int kKeys>
+// A slab lies in sixteens of the whole, see dropout::Origin: one of rows, and as many of keys as sixteens(n) numbers,
+// or transposed the other way round.
+
+/// Draws a slab of a batch entry and a query head.
+template <int kKeys, typename Sixteens>
 FLASHMASK_DROPOUT DroppedBits draw_slab(dropout::Key key, uint32_t threshold, uint32_t batch, uint32_t head,
-                                        uint32_t first_row, uint32_t first_key, uint32_t lane) {
+                                        uint32_t row_sixteen, const Sixteens& sixteens, uint32_t lane) {
   static_assert(kKeys % 32 == 0 && kKeys <= 128, "a lane's bits of a row have one word");
-  const uint32_t of_row = dropout::row_draw(first_row + lane / 4), of_key = dropout::key_draw(first_key + lane % 4 * 2);
+  const uint32_t of_row = dropout::row_draw(row_sixteen, lane / 4), own_key = lane % 4 * 2;
   uint32_t kept[2] = {};
 #if defined(__CUDA_ARCH__)  // The others do not know the pragma.
 #pragma unroll 1
 #endif
   for (int n = kKeys / 16 - 2; n >= 0; n -= 2) {
     // Two draws at a time, as each waits for its round before.
-    const uint32_t at = of_key + 4 * static_cast<uint32_t>(n);
-    const dropout::Words words[2] = {dropout::draw(key, batch, head, of_row, at),
-                                     dropout::draw(key, batch, head, of_row, at + 4)};
+    const dropout::Words words[2] = {
+        dropout::draw(key, batch, head, of_row, dropout::key_draw(sixteens(n), own_key)),
+        dropout::draw(key, batch, head, of_row, dropout::key_draw(sixteens(n + 1), own_key))};
     for (int draw = 1; draw >= 0; --draw) {
       for (int half = 0; half < 2; ++half) {
         kept[half] = push_kept(kept[half], words[draw].word[2 * half + 1], threshold);
@@ -72,22 +75,21 @@ struct DroppedOfKeys {
 // have four each: an even g has keys n and n + 8, an odd g the others. Each lane makes the draws of half of the rows
 // 2c + {0, 1}, the lane of even keys the even ones, and gives the other lane the bits of its keys.
 
-/// The bits of a lane's draws of kRows rows and 16 keys, from (first_row, first_key) on, multiples of 16: bit
-/// 8n + 4y + 2x + z is that of row first_row + 16n + 8y + 2c + g % 2, key first_key + 8x + g - g % 2 + z.
-template <int kRows>
+/// The bits of a lane's draws of kRows rows and 16 keys: bit 8n + 4y + 2x + z is that of row 16n + 8y + 2c + g % 2 and
+/// key 8x + g - g % 2 + z of the slab.
+template <int kRows, typename Sixteens>
 FLASHMASK_DROPOUT uint32_t draw_lane(dropout::Key key, uint32_t threshold, uint32_t batch, uint32_t head,
-                                     uint32_t first_row, uint32_t first_key, uint32_t lane) {
+                                     const Sixteens& sixteens, uint32_t key_sixteen, uint32_t lane) {
   static_assert(kRows % 32 == 0 && kRows <= 64, "they have one word");
-  const uint32_t of_row = dropout::row_draw(first_row + lane % 4 * 2 + lane / 4 % 2),
-                 of_key = dropout::key_draw(first_key + lane / 4);
+  const uint32_t of_key = dropout::key_draw(key_sixteen, lane / 4), own_row = lane % 4 * 2 + lane / 4 % 2;
   uint32_t kept = 0;
 #if defined(__CUDA_ARCH__)
 #pragma unroll 1
 #endif
   for (int n = kRows / 16 - 2; n >= 0; n -= 2) {
-    const uint32_t at = of_row + 8 * static_cast<uint32_t>(n);
-    const dropout::Words words[2] = {dropout::draw(key, batch, head, at, of_key),
-                                     dropout::draw(key, batch, head, at + 8, of_key)};
+    const dropout::Words words[2] = {
+        dropout::draw(key, batch, head, dropout::row_draw(sixteens(n), own_row), of_key),
+        dropout::draw(key, batch, head, dropout::row_draw(sixteens(n + 1), own_row), of_key)};
     for (int draw = 1; draw >= 0; --draw) {
       for (int w = 3; w >= 0; --w) kept = push_kept(kept, words[draw].word[w], threshold);
     }

@@ -23,24 +23,38 @@ struct AllWeights {
   __device__ __forceinline__ explicit AllWeights(const Params&) {}
 };
 
+/// The numbers of sixteens from a slab's first one on, one in each lane of the warp: no address is kept for them. The
+/// whole warp calls it.
+class LaneSixteens {
+ public:
+  __device__ __forceinline__ LaneSixteens(const dropout::Origin& origin, uint32_t batch, uint32_t first, uint32_t lane)
+      : own_(origin.of(batch, first / 16 + lane % 8)) {}
+  __device__ __forceinline__ uint32_t operator()(int n) const { return __shfl_sync(0xffffffff, own_, n); }
+
+ private:
+  uint32_t own_;
+};
+
 /// Takes the weights that dropout keeps, if the call has dropout. They are scaled with the row, at the end.
 class KeptWeights {
  public:
   static constexpr bool kMayDrop = true;
 
   template <typename Params>
-  __device__ __forceinline__ explicit KeptWeights(const Params& p) : dropout_(p.features.dropout) {
+  __device__ __forceinline__ explicit KeptWeights(const Params& p) : dropout_(p.features.dropout), origins_(p.origins) {
     const dropout::Key key = dropout_.key();
     key_ = {ptx::uniform(key.low), ptx::uniform(key.high)};
   }
 
   __device__ __forceinline__ bool drops() const { return dropout_.is_set(); }
   __device__ __forceinline__ float scale() const { return dropout_.scale; }
+  // The whole warp calls these.
   template <int kKeys>
   __device__ __forceinline__ DroppedBits draw(uint32_t batch, uint32_t head, uint32_t row, uint32_t key) const {
-    return draw_slab<kKeys>(key_, dropout_.threshold, batch, head, row, key, ptx::reload_lane());
+    const uint32_t lane = ptx::reload_lane();
+    return draw_slab<kKeys>(key_, dropout_.threshold, batch, origins_.first_head + head, origins_.q.of(batch, row / 16),
+                            LaneSixteens(origins_.k, batch, key, lane), lane);
   }
-  /// The whole warp calls it.
   template <int kRows>
   __device__ __forceinline__ DroppedOfKeys<kRows> draw_transposed(uint32_t batch, uint32_t head, uint32_t row,
                                                                   uint32_t key) const {
@@ -49,8 +63,9 @@ class KeptWeights {
     Dropped dropped;
 #pragma unroll
     for (uint32_t i = 0; i < Dropped::kWords; ++i) {
-      const uint32_t own = draw_lane<Dropped::kRowsOfWord>(key_, dropout_.threshold, batch, head,
-                                                           row + i * Dropped::kRowsOfWord, key, lane);
+      const LaneSixteens rows(origins_.q, batch, row + i * Dropped::kRowsOfWord, lane);
+      const uint32_t own = draw_lane<Dropped::kRowsOfWord>(key_, dropout_.threshold, batch, origins_.first_head + head,
+                                                           rows, origins_.k.of(batch, key / 16), lane);
       dropped.word[i] = join_dropped(own, __shfl_xor_sync(0xffffffff, own, 4), lane);
     }
     return dropped;
@@ -58,6 +73,7 @@ class KeptWeights {
 
  private:
   const DropoutParams& dropout_;
+  const dropout::Origins& origins_;
   dropout::Key key_;
 };
 

@@ -20,6 +20,7 @@
 #include "backends/cuda/masks/dense_extents.h"
 #include "backends/cuda/sm80/backward/instance.h"
 #include "backends/cuda/sm80/backward/params.h"
+#include "call/sink_and_dropout.h"
 #include "common/arithmetic.h"
 #include "common/message.h"
 
@@ -274,6 +275,7 @@ ScoredBackwardParams make_params(const Problem& p, const BackwardCall& call, std
   params.executed = executed;
   params.features = cuda::feature_params(p);
   params.scores = cuda::score_params(p);
+  params.origins = origins_of(p.features.dropout);
   return params;
 }
 

@@ -52,6 +52,7 @@ struct BackwardParams {
 /// Parameters of the kernels whose scores are more than products.
 struct ScoredBackwardParams : BackwardParams {
   cuda::ScoreParams scores;
+  dropout::Origins origins;
 };
 
 /// Parameters of the kernels before and after, with a block for each row tile.

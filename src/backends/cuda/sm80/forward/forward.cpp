@@ -15,6 +15,7 @@
 #include "backends/cuda/sm80/common/shared_memory.h"
 #include "backends/cuda/sm80/forward/instance.h"
 #include "backends/cuda/sm80/forward/params.h"
+#include "call/sink_and_dropout.h"
 #include "common/arithmetic.h"
 #include "common/message.h"
 
@@ -135,6 +136,7 @@ FeaturedForwardParams make_params(const Problem& p, const ForwardCall& call, uns
   params.executed = executed;
   params.features = cuda::feature_params(p);
   params.scores = cuda::score_params(p);
+  params.origins = origins_of(p.features.dropout);
   return params;
 }
 

@@ -33,6 +33,7 @@ struct ForwardParams {
 struct FeaturedForwardParams : ForwardParams {
   cuda::FeatureParams features;
   cuda::ScoreParams scores;
+  dropout::Origins origins;
 };
 
 }  // namespace flashmask::sm80

@@ -24,6 +24,7 @@
 #include "backends/cuda/sm90/common/column_blocks.h"
 #include "backends/cuda/sm90/common/tensor_map.h"
 #include "backends/cuda/sm90/tile_config.h"
+#include "call/sink_and_dropout.h"
 #include "common/arithmetic.h"
 #include "common/message.h"
 
@@ -309,6 +310,7 @@ ScoredBackwardParams make_params(const Problem& p, const BackwardCall& call, con
   params.scale = rows.scale;
   params.features = cuda::feature_params(p);
   params.scores = cuda::score_params(p);
+  params.origins = origins_of(p.features.dropout);
   params.scale_log2 = rows.score_scale * kLog2E;
   params.plan = rows.plan;
   params.mask = cuda::mask_columns(p);

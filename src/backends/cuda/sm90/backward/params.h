@@ -108,6 +108,7 @@ struct FeaturedBackwardParams : BackwardParams {
 /// first part.
 struct ScoredBackwardParams : FeaturedBackwardParams {
   cuda::ScoreParams scores;
+  dropout::Origins origins;
 };
 
 }  // namespace flashmask::sm90::bwd

@@ -277,7 +277,10 @@ class Consumer {
   /// The draws of this warp's rows and kKeys keys from first_key on.
   template <int kKeys>
   __device__ __forceinline__ cuda::DroppedBits draw(int32_t first_key) const {
-    return weights_.template draw<kKeys>(work_.batch, work_.head, work_.row + slab_row(), first_key);
+    // Takes uniform registers, as others are scarce beside a draw.
+    const uint32_t batch = ptx::uniform(static_cast<uint32_t>(work_.batch)),
+                   head = ptx::uniform(static_cast<uint32_t>(work_.head));
+    return weights_.template draw<kKeys>(batch, head, work_.row + slab_row(), first_key);
   }
 
   /// The weights of one half of the tile's keys that P V takes, as its operand.

@@ -19,6 +19,7 @@
 #include "backends/cuda/sm90/forward/instance.h"
 #include "backends/cuda/sm90/forward/params.h"
 #include "backends/cuda/sm90/tile_config.h"
+#include "call/sink_and_dropout.h"
 #include "common/arithmetic.h"
 #include "common/message.h"
 
@@ -133,6 +134,7 @@ ScoredForwardParams make_params(const Problem& p, const ForwardCall& call, uint3
   params.score_of_bit = 1 / params.scale_log2;
   params.features = cuda::feature_params(p);
   params.scores = cuda::score_params(p);
+  params.origins = origins_of(p.features.dropout);
   set_mask(p, tile, params);
   params.schedule.work_tiles = static_cast<uint32_t>(call.work_tiles);
   params.schedule.heads = static_cast<uint32_t>(p.batch * p.heads_q);

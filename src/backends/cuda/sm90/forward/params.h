@@ -52,6 +52,7 @@ struct PartialForwardParams : FeaturedForwardParams {
 /// first part.
 struct ScoredForwardParams : PartialForwardParams {
   cuda::ScoreParams scores;
+  dropout::Origins origins;
 };
 
 }  // namespace flashmask::sm90
