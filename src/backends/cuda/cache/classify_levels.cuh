@@ -5,8 +5,9 @@
 
 namespace flashmask::cuda {
 
-/// The most middle tiles of a tall tile, whose small tiles are bits of a word.
-inline constexpr int kMostMiddleTiles = 16;
+/// The most middle tiles of a tall tile: whole small tiles fill more than half of one. Small tiles are bits of a word.
+inline constexpr int kMostMiddleTiles = 2 * kTallPackedRows / kMiddlePackedRows;
+static_assert(kMiddlePackedRows <= 32);
 
 /// Costs of a block of keys, in about half a microsecond, where rows of one tile read it. Its mask takes one warp the
 /// longer, the more rows there are; a small tile of one request seldom needs one.
@@ -19,8 +20,8 @@ struct TileBits {
     live |= uint32_t{is_live} << n;
     full |= uint32_t{is_full} << n;
   }
-  /// The first `count` tiles as one.
   __device__ __forceinline__ bool any() const { return live != 0; }
+  /// True if all of `count` tiles are full.
   __device__ __forceinline__ bool all(int count) const { return full == rules::low_bits<uint32_t>(count); }
 };
 
