@@ -118,6 +118,35 @@ TEST(CachedPlanTest, Capacities) {
   expect_invalid({"buffer has 1 bytes"}, [&] { build_cached_plan(call.args, own.plan); });
 }
 
+TEST(CachedPlanTest, OfAForest) {
+  CachedShape shape = kShape;
+  shape.keys = {70};
+  shape.rows = {9};
+  const CachedCase c(shape, 5);
+  LaidOutCall call(c, {});
+  const auto wanted = call.run().all_bits();
+  CachedCapacities room = OwnPlan().plan.capacities;
+  room.forest = true;
+  OwnPlan own(room);
+  build_cached_plan(call.args, own.plan);
+  call.args.plan = &own.plan;
+  EXPECT_EQ(call.run().all_bits(), wanted) << "hosts have no tiles";
+  LaidOutCall of_lists(c, {.lists = true});
+  expect_invalid({"page_indptr and the plan is a forest's"}, [&] { build_cached_plan(of_lists.args, own.plan); });
+  own.plan.capacities.forest = false;
+  expect_invalid({"one of its capacities, is another"}, [&] { call.run(); });
+  room.max_keys = 111;
+  OwnPlan small(room);
+  expect_invalid({"112 keys and the forest's plan max_keys 111"}, [&] { build_cached_plan(call.args, small.plan); });
+  room.batch_invariant = true;
+  expect_invalid({"forest is set beside batch_invariant"}, [&] { cached_plan_bytes(room, {}); });
+  const CachedCase two(kShape, 6);
+  LaidOutCall other(two, {});
+  OwnPlan of_one(own.plan.capacities);
+  of_one.plan.capacities.forest = true;
+  expect_invalid({"2 requests and the plan is a forest's"}, [&] { build_cached_plan(other.args, of_one.plan); });
+}
+
 TEST(CachedPlanTest, ABuildThatThrowsLeavesNone) {
   const CachedCase c(kShape, 3);
   LaidOutCall call(c, {});

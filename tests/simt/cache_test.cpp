@@ -749,6 +749,9 @@ class MadeForest {
         if (seen.full) {
           ASSERT_TRUE(seen.live && sight_.of(tile, head, block).all) << "row " << i << ", block " << block;
         }
+        if (seen.live && sequence_.sizes().tail == 0) {
+          ASSERT_EQ(seen.full, sight_.of(tile, head, block).all) << "row " << i << ", block " << block;
+        }
       }
       ASSERT_LE(met, 1) << "row " << i << ", block " << block;
       if (sight_.of(row, head, block).any) {

@@ -88,6 +88,26 @@ def test_random_trees_equal_the_plain_call(page_size, seed):
     check(batch, mask=SequenceMask(window_size=(page_size + 2, 0)))
 
 
+@pytest.mark.parametrize("group", [1, 2, 8, 30])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_prefixes_of_all_of_groups_and_of_none(group, rows):
+    """More requests than a tile has rows: pages of all, of neighbours, and of one."""
+    torch.manual_seed(group)
+    requests, fresh = 75, itertools.count(1)
+    groups = [[next(fresh) for _ in range(9)] for _ in range(-(-requests // group))]
+    paths = [[0, *groups[n // group], *(next(fresh) for _ in range(1 + n % 9))] for n in range(requests)]
+    paths = [paths[n] for n in torch.randperm(requests)]
+    keys = [len(path) * 16 - torch.randint(10, ()).item() for path in paths]
+    batch = draw(16, paths, keys, [rows] * requests)
+    forest = Forest.from_page_table(batch.cache.page_table, batch.cache.seqlens, 16, rows=rows)
+    q = batch.q.unflatten(0, (requests, rows))
+    for mask in (None, SequenceMask(window_size=(100, 0))):
+        wanted = flashmask_with_kvcache(q, batch.cache, mask)
+        got = forest.attention(q, batch.cache, mask)
+        torch.testing.assert_close(got, wanted, **TOLERANCE)
+        assert torch.equal(forest.attention(q, batch.cache, mask, max_ctas=3 if ON_CUDA else 0), got)
+
+
 def integers(*shape, least=0, most):
     return torch.randint(least, most + 1, shape, dtype=torch.int32).to(DEVICE)
 

@@ -271,8 +271,8 @@ class CachedRun {
   bool may_be_forest() const {
     return draw_.requests.size() == 1 && !c_.batch_invariant && placement_.tables != CacheTables::kLists;
   }
-  /// The rows as those of a forest's requests, of which keys are read for few at once or for many: right results, and
-  /// the same bits whatever max_ctas is.
+  /// Takes the rows as those of a forest's requests, so that keys are read for few at once or for many: that changes
+  /// results by roundings alone, and max_ctas no bit of them.
   void check_forest(CachedTensors& tensors) {
     const CachedForwardArgs args = tensors.args();
     CachedCapacities roomy = capacities();

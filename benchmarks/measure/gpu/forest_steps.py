@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The step of a run of forests, as the receipt's figures have it."""
 
-from flashmask.inference import Forest
+import json
+
+from flashmask.inference import Forest, KvCache, explain
 
 from benchmarks.measure.gpu.decode_cell import Cell, Contender, check_agreement, contender_of
 from benchmarks.measure.gpu.decode_steps import row_of, said
 from benchmarks.peers import flashinfer_caches
+
+OWN_KERNELS = "sm90.cache.levels", "sm90.cache.merge_bf16"
 
 
 def shared_prefix(session, shape, keys):
@@ -16,7 +20,7 @@ def shared_prefix(session, shape, keys):
         table[1:, : keys // cell.page] = table[0, : keys // cell.page]
     forests = [Forest.from_page_table(table, cell.lengths, cell.page) for table in cell.tables]
     calls = {"ours": cell.ours(), "forest": forest_call(session, cell, forests)}
-    session.kernels.add(cell.kernel())  # a forest's, too, whose requests have as many rows
+    session.kernels.update((cell.kernel(), *forest_kernels(cell)))
     if keys and "flashinfer" in session.arguments.peers:
         try:
             calls["cascade"] = flashinfer_caches.Cascade(cell, keys)
@@ -29,6 +33,13 @@ def shared_prefix(session, shape, keys):
     made = {name: contender_of(cell, call) for name, call in calls.items()}
     made["update"] = Contender(lambda n: forests[n].update(), cell.count, cell.count)
     return [row_of(cell, session.turns(made), left_out) | {"shared": keys}]
+
+
+def forest_kernels(cell):
+    """Ids of the kernels that run a forest of a cell: its tile is that of one request with all rows."""
+    k, v, table = cell.cache(0)
+    one = KvCache(k, v, table[:1], cell.lengths[:1])
+    return (*OWN_KERNELS, json.loads(explain(cell.q.flatten(0, 1)[None], one))["kernel"])
 
 
 def forest_call(session, cell, forests):

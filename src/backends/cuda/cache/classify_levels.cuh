@@ -5,11 +5,12 @@
 
 namespace flashmask::cuda {
 
-/// The most middle tiles of a tall tile, whose small tiles are bits of a word.
-inline constexpr int kMostMiddleTiles = 16;
+/// The most middle tiles of a tall tile: whole small tiles fill more than half of one. Small tiles are bits of a word.
+inline constexpr int kMostMiddleTiles = 2 * kTallPackedRows / kMiddlePackedRows;
+static_assert(kMiddlePackedRows <= 32);
 
-/// What a block of keys costs, about half a microsecond each, where rows of one tile read it. Its mask takes one warp
-/// the longer, the more rows there are; a small tile of one request seldom needs one.
+/// Costs of a block of keys, in about half a microsecond, where rows of one tile read it. Its mask takes one warp the
+/// longer, the more rows there are; a small tile of one request seldom needs one.
 inline constexpr int kSmallCost = 2, kMiddleCost = 2, kMaskedMiddleCost = 3, kTallCost = 3, kMaskedTallCost = 8;
 
 /// Row tiles that see a block of keys, and those of them that see all of it, each a bit.
@@ -19,8 +20,8 @@ struct TileBits {
     live |= uint32_t{is_live} << n;
     full |= uint32_t{is_full} << n;
   }
-  /// The first `count` tiles as one.
   __device__ __forceinline__ bool any() const { return live != 0; }
+  /// True if all of `count` tiles are full.
   __device__ __forceinline__ bool all(int count) const { return full == rules::low_bits<uint32_t>(count); }
 };
 
@@ -95,13 +96,14 @@ class LevelClassifier {
                                            int32_t head, LevelBits& found) const {
     const int64_t first_row = sequence.first_row() + int64_t{tall_} * plan_.levels[0].rows;
     const LaneKeys::RowRange range = over_lanes(keys.left_by_vectors());
+    const auto from = static_cast<int32_t>(min(max(range.begin - first_row, int64_t{0}), int64_t{rows})),
+               to = static_cast<int32_t>(min(max(range.end - first_row, int64_t{0}), int64_t{rows}));
     const int32_t small = tiles_of(rows, plan_.levels[2]), middle = tiles_of(rows, plan_.levels[1]);
     const bool is_leader = threadIdx.x % 32 == 0;
     if (is_leader) found = {};
-    for (int32_t n = 0; n < small; ++n) {
+    for (int32_t n = from / plan_.levels[2].rows; n < tiles_of(to, plan_.levels[2]); ++n) {
       const int64_t row = first_row + int64_t{n} * plan_.levels[2].rows,
                     end = min(row + plan_.levels[2].rows, first_row + rows);
-      if (end <= range.begin || row >= range.end) continue;
       const SeenKeys seen = end > 0 ? keys.seen_by(call_, max(row, int64_t{0}), end, head) : SeenKeys{};
       const bool any = __any_sync(0xffffffff, seen.any), all = __all_sync(0xffffffff, seen.all);
       if (is_leader) found.small[n / small_of_middle_].add(n % small_of_middle_, any, row >= 0 && all);

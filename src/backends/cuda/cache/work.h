@@ -98,7 +98,7 @@ FLASHMASK_RULE int64_t share_of(int64_t block, int64_t blocks, int64_t shares) {
 
 /// A size of a forest's row tiles.
 struct TileLevel {
-  int32_t rows, packed_rows;  ///< of a tile
+  int32_t rows, packed_rows;  ///< a tile's
   int32_t first_slot, slots;
   int32_t first_result;  ///< packed rows of the results of larger tiles
 };

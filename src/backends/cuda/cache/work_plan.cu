@@ -125,10 +125,10 @@ int64_t WorkPlanLayout::take(int64_t bytes) {
 
 std::string WorkPlanLayout::refusal(const CachedCapacities& c, int32_t packed_rows) {
   constexpr int64_t kMost = INT32_MAX, kMostBytes = int64_t{1} << 40;
+  if (has_levels(c, packed_rows)) return forest_refusal(c);
   if (c.max_rows <= kMost && c.max_batch <= kMost) {
     const int64_t slots = tile_slots(c, packed_rows);
     const auto bytes = checked_product(slots, c.heads_kv, ceil_div(c.max_keys, kKeysOfWord), 8);
-    if (has_levels(c, packed_rows)) return forest_refusal(c);
     if (slots <= kMost / c.heads_kv && bytes && *bytes <= kMostBytes)
       return c.batch_invariant && packed_rows <= kPackedRows ? splits_refusal(c, slots) : "";
   }
