@@ -336,8 +336,8 @@ def measurements(topics):
 
 
 MEMORY = (
-    "Computed from the formats. A mask's vectors grow with the length, its plan with the square of it, by one byte for "
-    "128 x 128 elements: 64 MiB at 1M tokens."
+    "Computed from the formats. A mask's vectors grow with the length, its plan in bits with the square of it, by one "
+    "byte for 128 x 128 elements: 64 MiB at 1M tokens. In runs a plan grows with the length: 3.3 MiB at 1M tokens."
 )
 
 

@@ -151,10 +151,9 @@ int64_t size_of(const Tensor& tensor, int64_t dimension, const char* argument) {
   return tensor.size(dimension);
 }
 
-/// Bytes of the plan of interval lists.
-size_t list_plan_bytes(const fm_mask& mask, bool counted, const fm_options& options, const Place& place) {
+/// Bytes of the mask's plan: counted, as many as its contents need.
+size_t plan_bytes(const fm_mask& mask, bool counted, const fm_options& options, const Place& place) {
   size_t most = 0, scratch = 0, bytes = 0;
-  counted = counted && !place.is_cpu();  // there a plan has no bits to count
   check(fm_plan_device_bytes(&mask, &options, counted ? nullptr : &most, &scratch), place);
   if (!counted) return most;
   const Tensor memory = empty_bytes("the plan's scratch", scratch, place);
@@ -177,12 +176,7 @@ Tensor plan(const OptionalTensor& bounds, const OptionalTensor& block_mask, int6
                            .read(call, seqlen_q, seqlen_k);
   fm_options options = options_for(place);
   options.max_mask_bytes = max_mask_bytes;
-  size_t bytes = 0;
-  if (column_ptr) {
-    bytes = list_plan_bytes(mask, counted, options, place);
-  } else {
-    check(fm_plan_bytes(&mask, &bytes), place);
-  }
+  const size_t bytes = plan_bytes(mask, counted, options, place);
   const Tensor buffer = empty_bytes("the plan", bytes, place);
   check(fm_plan_build(&mask, buffer.data_ptr(), bytes, &options), place);
   return buffer;

@@ -26,8 +26,8 @@ namespace schemas {
   "Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? bounds, Tensor? " \
   "block_mask, Tensor? plan, "
 
-/// counted: of interval lists on a CUDA device, with room for as many bit tiles as their contents have, which waits for
-/// the device; otherwise for as many as there can be. max_mask_bytes: as fm_options has it.
+/// counted: of the size that the contents need (fm_plan_count_bytes), for which it may wait for the device; otherwise
+/// in bits, with room for as many bit tiles as there can be. max_mask_bytes: as fm_options has it.
 constexpr const char* kPlan =
     "plan(Tensor? bounds, Tensor? block_mask, SymInt seqlen_q, SymInt seqlen_k, bool causal, SymInt? q_offset, SymInt "
     "window_left, SymInt window_right, Device device" FLASHMASK_MASK_TENSORS

@@ -215,22 +215,24 @@ FLASHMASK_API int64_t fm_last_error_column(void);
 FLASHMASK_API fm_status fm_plan_bytes(const fm_mask* mask, size_t* bytes);
 /* A plan on a CUDA device of a mask with interval lists has bits, too, of as many partial granules as `bytes` has room
  * for. `most`: bytes with room for all that there can be, from the shapes alone: calls that make their own plan use so
- * many, and a plan that a CUDA graph builds needs them. `scratch`: of fm_plan_count_bytes. Without interval lists and
- * on the CPU both are fm_plan_bytes; a mask has lists if the data of column_ptr are not NULL, which are not read.
- * FM_UNSUPPORTED if lists and a plan of `most` bytes (`scratch` bytes, if `most` is NULL: not asked for) take more than
- * options->max_mask_bytes. */
+ * many, and a plan that a CUDA graph builds needs them. Without interval lists and on the CPU it is fm_plan_bytes; a
+ * mask has lists if the data of column_ptr are not NULL, which are not read. `scratch`: of fm_plan_count_bytes, 0 if it
+ * has nothing to count. FM_UNSUPPORTED if lists and a plan of `most` bytes (without its bits, if `most` is NULL: not
+ * asked for) take more than options->max_mask_bytes. */
 FLASHMASK_API fm_status fm_plan_device_bytes(const fm_mask* mask, const fm_options* options, size_t* most,
                                              size_t* scratch);
 /* Bytes that the plan of the mask's contents as they are needs on options->device, where `scratch` is, too (8-byte
- * aligned; on the CPU it may be NULL). Waits for options->stream on a CUDA device, if the mask has interval lists.
- * FM_UNSUPPORTED if these and the plan take more than options->max_mask_bytes. */
+ * aligned; NULL if it has 0 bytes): count_plan_layout in plan.h, so that a long plan of few runs takes memory linear in
+ * the lengths. Waits for options->stream on a CUDA device, if `scratch` has bytes. FM_UNSUPPORTED if lists and the plan
+ * take more than options->max_mask_bytes. */
 FLASHMASK_API fm_status fm_plan_count_bytes(const fm_mask* mask, void* scratch, size_t scratch_bytes,
                                             const fm_options* options, size_t* bytes);
 /* Fills `buffer` (8-byte aligned) with the plan of the mask's contents as they are. Both are on options->device (NULL:
- * in host memory); on a CUDA device the work is put on options->stream and the call does not wait for it. */
+ * in host memory); on a CUDA device the work is put on options->stream and the call does not wait for it, unless
+ * `buffer` is shorter than fm_plan_device_bytes' `most`: then FM_INVALID_ARGUMENT if the contents need more. */
 FLASHMASK_API fm_status fm_plan_build(const fm_mask* mask, void* buffer, size_t bytes, const fm_options* options);
 /* FM_INVALID_ARGUMENT if `plan` is not the plan of the mask's contents as they are now. A debugging aid: calls on a
- * CUDA device cannot check that. There `scratch` needs fm_plan_bytes bytes of the device's memory, 8-byte aligned, and
+ * CUDA device cannot check that. There `scratch` needs plan_bytes bytes of the device's memory, 8-byte aligned, and
  * the function waits for options->stream; on the CPU it may be NULL. */
 FLASHMASK_API fm_status fm_plan_validate(const fm_mask* mask, const void* plan, size_t plan_bytes, void* scratch,
                                          size_t scratch_bytes, const fm_options* options);

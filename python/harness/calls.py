@@ -111,13 +111,25 @@ class Mask:
         check(lib.fm_plan_bytes(C.byref(self.struct), C.byref(size)))
         return size.value
 
+    def counted_plan_bytes(self):
+        """plan_bytes() of a plan whose form follows from the contents. Waits for the device if it has to count."""
+        size, options = C.c_size_t(), device_options(self.device)
+        check(lib.fm_plan_device_bytes(C.byref(self.struct), C.byref(options), None, C.byref(size)))
+        scratch = torch.empty(size.value, dtype=torch.uint8, device=self.device)
+        given = (scratch.data_ptr() or None, scratch.numel())
+        check(lib.fm_plan_count_bytes(C.byref(self.struct), *given, C.byref(options), C.byref(size)))
+        return size.value
+
 
 class Plan:
-    """A plan's device buffer. build() enqueues the planner on the current stream."""
+    """A plan's device buffer. build() enqueues the planner on the current stream, and waits for one in runs.
 
-    def __init__(self, mask, build=True):
+    counted: in runs if the mask is long and has few."""
+
+    def __init__(self, mask, build=True, counted=False):
         self.mask = mask
-        self.buffer = torch.empty(mask.plan_bytes(), dtype=torch.uint8, device=mask.device)
+        size = mask.counted_plan_bytes() if counted else mask.plan_bytes()
+        self.buffer = torch.empty(size, dtype=torch.uint8, device=mask.device)
         self.options = device_options(mask.device)
         self._arguments = (C.byref(mask.struct), self.buffer.data_ptr(), self.buffer.numel(), C.byref(self.options))
         if build:

@@ -19,12 +19,11 @@ fm_status fm_plan_device_bytes(const fm_mask* mask, const fm_options* options, s
   return guarded([&] {
     const CallOptions call(options);
     const CallMask of(mask, call.device);
-    const PlanLayout least = plan_layout(of.view(), call.device, 0),
-                     wanted = most ? plan_layout(of.view(), call.device) : least;
+    const PlanLayout wanted = most ? plan_layout(of.view(), call.device) : plan_layout(of.view(), call.device, 0);
     check_mask_memory(of.view(), wanted, call.options.max_mask_bytes,
                       backend_for(call.device.kind).memory_bytes(call.device));
     if (most) *most = static_cast<size_t>(wanted.bytes);
-    required(scratch, "scratch") = static_cast<size_t>(least.bytes);
+    required(scratch, "scratch") = static_cast<size_t>(count_plan_scratch(of.view(), call.device));
   });
 }
 
@@ -33,9 +32,11 @@ fm_status fm_plan_count_bytes(const fm_mask* mask, void* scratch, size_t scratch
   return guarded([&] {
     const CallOptions call(options);
     CallMask of(mask, call.device);
-    const int64_t tiles = count_bit_tiles(of.contents(), memory(scratch, scratch_bytes, "scratch"), call.device,
-                                          call.options.stream, call.options.max_mask_bytes);
-    required(bytes, "bytes") = static_cast<size_t>(plan_layout(of.view(), tiles).bytes);
+    const bool is_read = of.view().column_ptr || count_plan_scratch(of.view(), call.device) > 0;
+    const PlanLayout layout =
+        count_plan_layout(is_read ? of.contents() : of.view(), memory(scratch, scratch_bytes, "scratch"), call.device,
+                          call.options.stream, call.options.max_mask_bytes);
+    required(bytes, "bytes") = static_cast<size_t>(layout.bytes);
   });
 }
 
@@ -44,7 +45,7 @@ fm_status fm_plan_build(const fm_mask* mask, void* buffer, size_t bytes, const f
     const CallOptions call(options);
     const std::span<std::byte> plan = memory(buffer, bytes, "buffer");
     CallMask of(mask, call.device);
-    check_plan_buffer("plan buffer", plan, plan_layout(of.view(), call.device, 0));
+    check_plan_buffer("plan buffer", plan, plan_layout(of.view(), call.device, bytes));
     build_plan(of.hashed_contents(), plan, call.device, call.options.stream);
   });
 }

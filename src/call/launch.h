@@ -11,6 +11,8 @@
 
 #include "call/problem.h"
 #include "call/workspace.h"
+#include "common/message.h"
+#include "plan/plan_buffer.h"
 
 namespace flashmask {
 
@@ -95,10 +97,12 @@ inline const char* host_refusal(const Problem& p) {
   return nullptr;
 }
 
-/// Names the source of a call's plan, for Explanation::configuration.
-inline const char* plan_source(const Problem& p) {
+/// Names the source of a call's plan, its size and its form, for Explanation::configuration.
+inline std::string plan_source(const Problem& p) {
   if (p.dense.defined()) return "dense mask: every tile executed";
-  return p.plan.defined() ? "plan given" : "plan made in the call";
+  const PlanLayout plan = p.plan.defined() ? p.plan.layout() : plan_layout(p.mask, p.device);
+  return message(p.plan.defined() ? "plan given" : "plan made in the call", " (", plan.bytes, " bytes, ",
+                 plan.in_runs() ? "in runs)" : "in bits)");
 }
 
 }  // namespace flashmask

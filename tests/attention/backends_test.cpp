@@ -87,7 +87,7 @@ TEST(Backends, ExplainCountsTheTilesThatAreExecuted) {
   call.forward();
   EXPECT_EQ(call.executed.forward, why.live_tiles);
   const std::string text = to_string(why);
-  for (const char* part : {"backend: cpu", "64x128", "threads", "plan made in the call"})
+  for (const char* part : {"backend: cpu", "64x128", "threads", "plan made in the call (", "bytes, in bits)"})
     EXPECT_NE(text.find(part), std::string::npos) << text;
   EXPECT_EQ(explain(call.backward_args(), call.options).live_tiles, why.live_tiles);
 }

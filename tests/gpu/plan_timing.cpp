@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // How long a plan takes on the device: medians of one call, of one replay of a CUDA graph that holds the call, and of
-// the time per replay when many are queued.
+// the time per replay when many are queued. Long plans in bits and in runs, even where a line has too many of these.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "common/random.h"
 #include "flashmask/plan.h"
 #include "gpu/device_mask.h"
+#include "plan/plan_buffer.h"
 
 namespace flashmask::test {
 namespace {
@@ -84,12 +86,10 @@ class Timer {
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
 };
 
-void measure(Kind kind, const char* name, int64_t seqlen, int64_t batch, cudaStream_t stream) {
+void measure(const DeviceMask& mask, const char* name, const PlanLayout& layout, cudaStream_t stream) {
   constexpr int kReplays = 20;
-  const Mask mask = make_mask(kind, seqlen, batch);
-  const DeviceMask on_device(mask);
-  const DeviceBytes buffer(static_cast<std::size_t>(PlanLayout(seqlen, seqlen, batch, 1).bytes));
-  const auto call = [&] { cuda::launch_plan(on_device.view(), buffer.data(), stream); };
+  const DeviceBytes buffer(static_cast<std::size_t>(layout.bytes));
+  const auto call = [&] { cuda::launch_plan(mask.view(), layout, buffer.data(), stream); };
   cudaGraph_t graph;
   cudaGraphExec_t replay;
   require(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
@@ -102,8 +102,11 @@ void measure(Kind kind, const char* name, int64_t seqlen, int64_t batch, cudaStr
   const double queued = timer.median([&] {
     for (int n = 0; n < kReplays; ++n) launch();
   });
-  std::printf("%8lld %6lld  %-20s %10.1f %10.1f %10.1f\n", static_cast<long long>(seqlen),
-              static_cast<long long>(batch), name, one_call, one_replay, queued / kReplays);
+  const int32_t lacking = most_runs(layout, buffer.read());
+  std::printf("%8lld %6lld  %-20s %5s %10lld %10.1f %10.1f %10.1f%s\n", static_cast<long long>(layout.seqlen_q),
+              static_cast<long long>(layout.batch), name, layout.in_runs() ? "runs" : "bits",
+              static_cast<long long>(layout.bytes), one_call, one_replay, queued / kReplays,
+              lacking > 0 ? (" (too many runs: " + std::to_string(lacking) + ")").c_str() : "");
   cudaGraphExecDestroy(replay);
   cudaGraphDestroy(graph);
 }
@@ -117,11 +120,15 @@ int run() {
   require(cudaGetDeviceProperties(&device, 0), "cudaGetDeviceProperties");
   cudaStream_t stream;
   require(cudaStreamCreate(&stream), "cudaStreamCreate");
-  std::printf("%s; microseconds, medians of 51\n%8s %6s  %-20s %10s %10s %10s\n", device.name, "seqlen", "masks",
-              "mask", "call", "graph", "queued");
+  std::printf("%s; microseconds, medians of 51\n%8s %6s  %-20s %5s %10s %10s %10s %10s\n", device.name, "seqlen",
+              "masks", "mask", "form", "bytes", "call", "graph", "queued");
   for (const auto& [seqlen, batch] :
        {std::pair<int64_t, int64_t>{8192, 1}, {8192, 16}, {32768, 1}, {131072, 1}, {1048576, 1}}) {
-    for (const auto& [kind, name] : kKinds) measure(kind, name, seqlen, batch, stream);
+    for (const auto& [kind, name] : kKinds) {
+      const DeviceMask mask(make_mask(kind, seqlen, batch));
+      measure(mask, name, plan_layout(mask.view()), stream);
+      if (const std::optional<PlanLayout> runs = runs_layout(mask.view())) measure(mask, name, *runs, stream);
+    }
   }
   cudaStreamDestroy(stream);
   return 0;

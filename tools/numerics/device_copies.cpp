@@ -107,14 +107,9 @@ DeviceMask::DeviceMask(const Mask& host) : mask_(without_contents(host)) {
 
 namespace {
 
-/// The layout of a mask's plan on the device, with room for as many bit tiles as the mask has.
 PlanLayout plan_layout_of(const Mask& mask) {
-  const auto layout = [&](int64_t bit_tiles) {
-    return PlanLayout(mask.seqlen_q(), mask.seqlen_k(), mask.batch(), mask.heads(), bit_tiles);
-  };
-  if (!mask.has_interval_lists()) return layout(kNoBits);
-  const DeviceMemory scratch(static_cast<std::size_t>(layout(0).bytes));
-  return layout(count_bit_tiles(mask.view(), scratch.bytes(), kDevice));
+  const DeviceMemory scratch(static_cast<std::size_t>(count_plan_scratch(mask.view(), kDevice)));
+  return count_plan_layout(mask.view(), scratch.bytes(), kDevice);
 }
 
 }  // namespace

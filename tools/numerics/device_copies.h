@@ -43,15 +43,14 @@ class DeviceMask {
 /// A plan on the device.
 class DevicePlan {
  public:
-  /// Takes the memory for a plan of `mask`, whose interval lists, if it has them, are on the device and are read.
+  /// Takes the memory for the smallest plan of `mask`, whose contents are on the device and may be read.
   explicit DevicePlan(const Mask& mask);
-  /// Builds it, of `mask` as the call computes with it, without waiting for the device.
-  void build(const Mask& mask) { build_plan(mask.view(), memory_.bytes(), kDevice); }
+  explicit DevicePlan(const PlanLayout& layout);
+  /// Builds it, of `mask` as the call computes with it; waits for the device if it may not fit.
+  void build(const Mask& mask) { build_plan(mask.view(), view_.layout(), memory_.bytes(), kDevice); }
   const PlanView& view() const { return view_; }
 
  private:
-  explicit DevicePlan(const PlanLayout& layout);
-
   DeviceMemory memory_;
   PlanView view_;
 };

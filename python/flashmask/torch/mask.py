@@ -205,9 +205,10 @@ class Mask:
             CPU of the machine's. A plan that is made stays the mask's, whatever a later call allows.
 
         It is made on the current stream; with interval lists on a GPU it has the bits of their partial tiles, too, and
-        waits until these are counted. Raises RuntimeError if a tensor of the mask changed in place since. While a
-        graph is traced or captured, making the plan becomes part of the graph, so that it follows the contents at every
-        run.
+        waits until these are counted. A plan of more than 4 MiB (one mask of 256K tokens) waits likewise, and is in
+        runs of tiles, in memory linear in the length, if rows and keys have few of them. Raises RuntimeError if a
+        tensor of the mask changed in place since. While a graph is traced or captured, making the plan becomes part of
+        the graph, so that it follows the contents at every run.
         """
         if torch.compiler.is_compiling():
             return self._make_plan(self._plan_device(device), max_mask_bytes)

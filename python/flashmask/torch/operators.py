@@ -40,6 +40,7 @@ _is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_ena
 _Q_POS, _SINK = (AttentionOptions._fields.index(name) for name in ("q_pos", "sink"))
 _END = AttentionOptions._fields.index("dropout_state") + len((*DROPOUT_TENSORS, *TENSORS))
 _TENSORS = AttentionOptions._fields[_Q_POS:_END]
+_COUNTED = 13  # the plan operator's `counted`
 
 _NO_FUNCTIONAL_DERIVATIVE = (
     "torch.func cannot differentiate flashmask attention; torch.autograd.grad and backward() can"
@@ -67,7 +68,7 @@ def make_plan(mask, device=None, *, counted=False, max_mask_bytes=None):
     bounds, block_mask, *band = mask_arguments(mask)
     given = mask.q_pos, mask.k_pos, mask.column_ptr, mask.intervals
     limit = arguments.bytes_at_most("max_mask_bytes", max_mask_bytes)
-    others = (*given, counted, limit) if any(x is not None for x in given) else ()
+    others = (*given, counted, limit) if counted or any(x is not None for x in given) else ()
     place = torch.device(device or "cpu")
     # Without tensors there is nothing that says `meta` to the dispatcher.
     plan_ = _plan_fake if place.type == "meta" else _ops.plan
@@ -266,8 +267,9 @@ def _empty_like(x, dtype=None):
 
 @torch.library.register_vmap("flashmask::plan")
 def _plan_vmap(info, in_dims, *arguments):
-    """The plan of each of the mapped masks."""
+    """The plan of each of the mapped masks, not counted, as they are stacked."""
     pick = lambda x, dim, n: x if dim is None else x.select(dim, n)  # noqa: E731
+    arguments = [False if n == _COUNTED else x for n, x in enumerate(arguments)]
     plans = [_ops.plan(*(pick(x, dim, n) for x, dim in zip(arguments, in_dims))) for n in range(info.batch_size)]
     return torch.stack(plans), 0
 

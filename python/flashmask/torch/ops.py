@@ -41,8 +41,9 @@ def plan(mask: Mask, device: Any = None, *, counted: bool = False, max_mask_byte
 
     It says which tiles are empty, full or partial, and is the same for every head, layer, forward and backward of the
     mask. On a GPU the plan of interval lists also has the bits of partial tiles: room for as many as there can be, or,
-    if counted, for those that there are, for which it waits; a graph that is captured cannot. Traceable; otherwise it
-    never waits for the device. Mask.plan keeps one, and says what max_mask_bytes is.
+    if counted, for those that there are, for which it waits; a graph that is captured cannot. A long plan is in runs of
+    tiles only if counted. Traceable; otherwise it never waits for the device. Mask.plan keeps one, and says what
+    max_mask_bytes is.
     """
     return operators.make_plan(mask, device, counted=counted, max_mask_bytes=max_mask_bytes)
 
