@@ -2,16 +2,19 @@
 """Training on sequences too long for one GPU: FSDP2 x context parallelism over a 2-D device mesh.
 
     torchrun --nproc-per-node 8 examples/long_context/train.py --cp 4 --seqlen 131072 --receipt speed.json
+    torchrun --nproc-per-node 2 examples/long_context/train.py --seqlen 262144 --seconds 240 --receipt speed.json
     torchrun --nproc-per-node 4 examples/long_context/train.py --cp 2    # without GPUs: a tiny model over gloo
 
 Ranks of one row of the mesh share a sequence of packed documents, each rank with its own rows of it; rows have other
 sequences (data parallelism). Parameters are sharded over all ranks. The model is transformers' own Llama, unchanged:
 its registered attention finds the rank's mask in the arguments of the call. Activations are checkpointed layer by
-layer, and logits exist for a few rows at a time. Loss and gradients are those of one process with all sequences.
+layer, and logits exist for a few rows at a time. Loss and gradients are those of one process with all sequences. Model
+and documents are made up, so nothing is downloaded.
 """
 
 import argparse
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -70,7 +73,10 @@ def make_model(options: argparse.Namespace, device: torch.device) -> LossModel:
     )
     with device:
         model = LlamaForCausalLM(config)
-    model.activation_checkpointing_enable()
+    if hasattr(model, "activation_checkpointing_enable"):  # the name since transformers 5.20
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    else:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
     return LossModel(model, options.rows_at_once).train()
 
 
@@ -94,7 +100,8 @@ def compute_loss(model: LossModel, batch: Batch, mesh: DeviceMesh) -> torch.Tens
 
 
 def train(options: argparse.Namespace, mesh: DeviceMesh, say: Callable[[str], None]) -> dict[str, Any]:
-    """Trains for some steps; returns what the receipt says."""
+    """Trains for some steps, or as many as the seconds have room for; returns what the receipt says."""
+    end = time.perf_counter() + (options.seconds or math.inf)
     on_gpu = mesh.device_type == "cuda"
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     replicas, ranks = mesh["dp"].size(), mesh["cp"].size()
@@ -105,19 +112,22 @@ def train(options: argparse.Namespace, mesh: DeviceMesh, say: Callable[[str], No
     shard_model(model, mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
     losses: list[float] = []
+    seconds = 0.0
     for step in range(options.steps):
+        before = time.perf_counter()
         seed = options.seed + step * replicas + mesh.get_local_rank("dp")
         loss = compute_loss(model, draw_batch(options.seqlen, options.vocab, seed, device), mesh)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        total = loss.detach()
-        dist.all_reduce(total)
-        losses.append(total.item())  # waits for the step
-        if step == 0:
-            start = time.perf_counter()  # the first step also makes what is made once
-        seconds = time.perf_counter() - start
+        losses.append(_sum_over_ranks(loss.detach()))  # waits for the step
+        now = time.perf_counter()
+        if step > 0:
+            seconds += now - before  # the first step also makes what is made once
         say(_progress(step + 1, options.steps, seconds, tokens, losses[-1]))
+        # All ranks stop when one has no time for another step.
+        if _sum_over_ranks(torch.tensor(float(now + (now - before) > end), device=device)):
+            break
     return {
         **vars(options),
         "device": torch.cuda.get_device_name() if on_gpu else "cpu",
@@ -126,8 +136,14 @@ def train(options: argparse.Namespace, mesh: DeviceMesh, say: Callable[[str], No
         "cp": ranks,
         "parameters": parameters,
         "losses": losses,
-        "tokens_per_second": _rate(options.steps, seconds, tokens),
+        "tokens_per_second": _rate(len(losses), seconds, tokens),
+        "peak_memory_gb": torch.cuda.max_memory_allocated() / 1e9 if on_gpu else None,  # of rank 0
     }
+
+
+def _sum_over_ranks(x: torch.Tensor) -> float:
+    dist.all_reduce(x)
+    return x.item()
 
 
 def _rate(steps: int, seconds: float, tokens: int) -> float | None:
@@ -150,6 +166,7 @@ def read_options(arguments: Sequence[str] | None, device_type: str) -> argparse.
     for name, value in SIZES[device_type].items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)
     parser.add_argument("--steps", type=int, default=20, help="at least 1; the first does not count for the speed")
+    parser.add_argument("--seconds", type=float, help="time for the steps: none begins that would end later")
     parser.add_argument("--lr", type=float, default=3e-4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rows-at-once", type=int, default=2048, help="rows whose logits exist at a time")
@@ -157,6 +174,8 @@ def read_options(arguments: Sequence[str] | None, device_type: str) -> argparse.
     options = parser.parse_args(arguments)
     if options.steps < 1:
         parser.error(f"--steps is {options.steps}; it must be at least 1")
+    if options.seconds is not None and not options.seconds > 0:
+        parser.error(f"--seconds is {options.seconds}; it must be above 0")
     return options
 
 

@@ -48,6 +48,8 @@ def main(receipt):
     got, want = shared(options, mesh), whole(options, mesh["dp"].size())
     torch.testing.assert_close(got, want, atol=1e-6, rtol=1e-4)
     assert all(x.abs().max() > 0 for x in want[1].values())
+    short = train.train(train.read_options([*ARGUMENTS, "--seconds", "1e-3"], "cpu"), mesh, lambda line: None)
+    assert len(short["losses"]) == 1 and short["tokens_per_second"] is None, short
     train.make_mesh = lambda *_: mesh
     train.main([*ARGUMENTS, "--receipt", receipt])
     print(f"compared loss {got[0].item():.4f} and {len(got[1])} gradients")
