@@ -16,7 +16,7 @@ template <typename Word>
 FLASHMASK_RULE Word runs_word(const GranuleRun* runs, int32_t first) {
   const auto up_to = [first](int32_t granule) { return rules::low_bits<Word>(granule > first ? granule - first : 0); };
   Word word = 0;
-#if defined(__CUDACC__)
+#if defined(__CUDA_ARCH__)
 #pragma unroll 1  // most lines have one or two
 #endif
   for (int32_t n = 0; n < kLineRuns; ++n) {
