@@ -52,7 +52,7 @@ ALONE = ("caches", "overhead", "jax_speed")
 STEPS = (*(step for lane in LANES for step in lane), *AFTER, *ALONE)
 NOT_LARGE = ("-m", "not large")
 # Processes that share the files of tests/torch, and the tests of tests/jax and tests/gpu.
-TORCH_SHARES, JAX_SHARES, GPU_SHARES = 4, 3, 4
+TORCH_SHARES, JAX_SHARES, GPU_SHARES = 6, 3, 4
 # Seconds of the files of tests/torch that take long, roughly, beside an H100 on a host that runs all the lanes; the
 # others take about TORCH_SECONDS.
 LONG_TORCH_FILES = {
