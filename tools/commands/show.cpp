@@ -130,8 +130,12 @@ std::optional<Placement> placement_of(const Mask& mask, const ShowArguments& arg
   return place({&mask.view(), 1}, arguments.ranks, static_cast<PlacementScheme>(scheme));
 }
 
+/// Counts the bytes of a plan that is made ahead of calls, on a CPU.
 int64_t plan_bytes(const Mask& mask) {
-  return PlanLayout(mask.seqlen_q(), mask.seqlen_k(), mask.batch(), mask.heads()).bytes;
+  if (mask.has_interval_lists())  // in bits, which this command shows however many they are
+    return PlanLayout(mask.seqlen_q(), mask.seqlen_k(), mask.batch(), mask.heads()).bytes;
+  std::vector<uint64_t> scratch(static_cast<std::size_t>(count_plan_scratch(mask.view(), {}) / 8));
+  return count_plan_layout(mask.view(), std::as_writable_bytes(std::span(scratch)), {}).bytes;
 }
 
 AttentionFlops shown_flops(const Shown& shown) {
