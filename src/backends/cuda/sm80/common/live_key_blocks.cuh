@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <climits>
 #include <cstdint>
 
 #include "backends/cuda/device/mask_params.h"
-#include "backends/cuda/device/plan_bits.cuh"
 #include "backends/cuda/ptx/registers.cuh"
+#include "flashmask/granule_run.h"
 
 namespace flashmask::sm80 {
 
@@ -17,6 +18,41 @@ struct KeyBlock {
   uint32_t classes;  ///< kBits of each granule; in uniform registers, like the index
 };
 
+/// The calling lane's run of a row granule's, of those live or full; empty past the last.
+__device__ __forceinline__ GranuleRun lane_run(const uint32_t* runs, int64_t line) {
+  if (ptx::lane() >= kLineRuns) return {};
+  const int2 run = __ldg(reinterpret_cast<const int2*>(runs) + line * kLineRuns + ptx::lane());
+  return {run.x, run.y};
+}
+
+/// next_live_block of a plan in runs, a run to each lane: words of them would take registers that kernels do not have.
+template <int kGranules>
+__device__ __forceinline__ bool next_run_block(const cuda::RowPlanBits& plan, int64_t row, int32_t granules,
+                                               KeyBlock& block) {
+  int32_t next = INT_MAX;
+#pragma unroll
+  for (int g = 0; g < kGranules; ++g) {
+    if (g >= granules) continue;
+    const GranuleRun run = lane_run(plan.row_live, row + g);
+    if (run.end > block.index + 1) next = min(next, max(run.begin, block.index + 1));
+  }
+  next = __reduce_min_sync(0xffffffff, next);
+  if (next == INT_MAX) return false;
+  block.index = next;
+  uint32_t classes = 0;
+#pragma unroll
+  for (int g = 0; g < kGranules; ++g) {
+    if (g >= granules) continue;
+    const auto bit = [&](const uint32_t* runs, uint32_t of_class) {
+      const GranuleRun run = lane_run(runs, row + g);
+      return run.begin <= next && next < run.end ? of_class << KeyBlock::kBits * g : 0;
+    };
+    classes |= bit(plan.row_live, KeyBlock::kLive) | bit(plan.row_full, KeyBlock::kFull);
+  }
+  block.classes = ptx::uniform(classes);
+  return true;
+}
+
 /// Goes on to the next block after `block.index` that a row of the kGranules row granules from `granule` on sees; false
 /// if there is none. All lanes of a warp call it, and all warps of a CTA find the same block. Nothing is kept between
 /// calls, as kernels have no registers for it: the bits are in the L1 cache.
@@ -25,14 +61,16 @@ __device__ __forceinline__ bool next_live_block(const cuda::RowPlanBits& plan, u
                                                 KeyBlock& block) {
   const int64_t row = static_cast<int64_t>(mask) * plan.row_granules + granule;
   const int32_t granules = min(kGranules, plan.row_granules - granule), first = block.index + 1;
+  if (plan.in_runs) return next_run_block<kGranules>(plan, row, granules, block);
   for (int32_t begin = first / 32; begin < plan.words_per_row; begin += 32) {
     const int32_t word = begin + static_cast<int32_t>(ptx::lane());
     uint32_t live[kGranules] = {}, full[kGranules] = {}, any = 0;
 #pragma unroll
     for (int g = 0; g < kGranules; ++g) {
       if (g < granules && word < plan.words_per_row) {
-        live[g] = cuda::granule_word(plan, plan.row_live, row + g, plan.words_per_row, word);
-        full[g] = cuda::granule_word(plan, plan.row_full, row + g, plan.words_per_row, word);
+        const int64_t at = row * plan.words_per_row + static_cast<int64_t>(g) * plan.words_per_row + word;
+        live[g] = __ldg(plan.row_live + at);
+        full[g] = __ldg(plan.row_full + at);
       }
       any |= live[g];
     }
