@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// The forward's walk over the live key blocks of a row tile, of a plan in bits and of the same one in runs.
+
+#include "backends/cuda/sm80/common/live_key_blocks.cuh"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "common/random.h"
+#include "plan/runs.h"
+
+namespace flashmask::sm80 {
+namespace {
+
+constexpr int32_t kGranules = 2, kWords = 70;
+
+/// Rows of a plan, each of a few runs, in both forms.
+struct Rows {
+  int32_t count;
+  std::vector<uint32_t> live, full;
+  std::vector<GranuleRun> live_runs, full_runs;
+
+  Rows(Random& random, int32_t rows) : count(rows) {
+    for (int32_t row = 0; row < rows; ++row) {
+      draw(random, live, live_runs);
+      draw(random, full, full_runs);
+    }
+  }
+  cuda::RowPlanBits plan(bool in_runs) const {
+    const auto at = [&](const std::vector<uint32_t>& bits, const std::vector<GranuleRun>& runs) {
+      return in_runs ? reinterpret_cast<const uint32_t*>(runs.data()) : bits.data();
+    };
+    return {.row_live = at(live, live_runs),
+            .row_full = at(full, full_runs),
+            .row_tile_order = nullptr,
+            .words_per_row = kWords,
+            .row_granules = count,
+            .mask_heads = 1,
+            .sharing = {1, 1},
+            .in_runs = in_runs};
+  }
+
+ private:
+  static void draw(Random& random, std::vector<uint32_t>& bits, std::vector<GranuleRun>& runs) {
+    std::vector<uint32_t> line(kWords);
+    const int64_t pieces = random.integer(0, kLineRuns);
+    for (int64_t n = 0; n < pieces; ++n) {
+      const int64_t begin = random.integer(0, kWords * 32 - 1);
+      const int64_t end = std::min<int64_t>(begin + random.integer(1, 200), kWords * 32);
+      for (int64_t block = begin; block < end; ++block) line[static_cast<std::size_t>(block / 32)] |= 1u << block % 32;
+    }
+    runs.resize(runs.size() + kLineRuns);
+    RunWriter writer(&runs[runs.size() - kLineRuns]);
+    for (int32_t word = 0; word < kWords; ++word) writer.add(line[static_cast<std::size_t>(word)], word * 32);
+    ASSERT_LE(writer.finish(kWords * 32), kLineRuns);
+    bits.insert(bits.end(), line.begin(), line.end());
+  }
+};
+
+void walk(cuda::RowPlanBits plan, int32_t granule, uint32_t* classes) {
+  for (KeyBlock block{-1, 0}; next_live_block<kGranules>(plan, 0, granule, block);)
+    classes[block.index] = block.classes;
+}
+
+std::vector<uint32_t> classes_of(const Rows& rows, bool in_runs, int32_t granule) {
+  std::vector<uint32_t> classes(kWords * 32);
+  simt::launch(walk, 1, 64, 0, rows.plan(in_runs), granule, classes.data());
+  return classes;
+}
+
+TEST(LiveKeyBlocks, AreThoseOfBitsInRuns) {
+  for (uint64_t seed = 0; seed < 100; ++seed) {
+    Random random(seed);
+    const Rows rows(random, 5);  // the last tile has one granule
+    for (int32_t granule = 0; granule < rows.count; granule += kGranules) {
+      const std::vector<uint32_t> expected = classes_of(rows, false, granule);
+      for (int32_t block = 0; block < kWords * 32; ++block) {
+        uint32_t classes = 0;
+        bool is_live = false;
+        for (int32_t g = 0; g < std::min(kGranules, rows.count - granule); ++g) {
+          const auto word = static_cast<std::size_t>((granule + g) * kWords + block / 32);
+          const uint32_t live = rows.live[word] >> block % 32 & 1, full = rows.full[word] >> block % 32 & 1;
+          classes |= (live * KeyBlock::kLive | full * KeyBlock::kFull) << KeyBlock::kBits * g;
+          is_live |= live != 0;
+        }
+        ASSERT_EQ(expected[static_cast<std::size_t>(block)], is_live ? classes : 0) << "seed " << seed;
+      }
+      ASSERT_EQ(classes_of(rows, true, granule), expected) << "seed " << seed << ", granule " << granule;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace flashmask::sm80
