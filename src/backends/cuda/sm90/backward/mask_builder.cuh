@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <type_traits>
+
 #include "backends/cuda/device/bit_tiles.cuh"
 #include "backends/cuda/device/delay.cuh"
 #include "backends/cuda/device/positions.cuh"
@@ -42,8 +44,10 @@ class MaskBuilder {
   /// Columns of a lane at a time: all, or as many as its registers hold.
   static constexpr int kMost = (kHalves<Traits> ? 4 : 8) / kWords;
   static constexpr int kAtOnce = kMost < Traits::kKeys / 32 ? kMost : Traits::kKeys / 32;
+  /// Reads all of a lane's columns of a bit tile at once. Two granules at a time cost full tiles 1 % at d = 64.
+  static constexpr bool kReadsTogether = kWords == 2;
   /// True if there are registers for what find_tile keeps.
-  static constexpr bool kKeepsTiles = kWords == 2 && !kHalves<Traits>;
+  static constexpr bool kKeepsTiles = kReadsTogether && !kHalves<Traits>;
   __device__ __forceinline__ MaskBuilder(const Params& p, Shared& shared) : p_(p), shared_(shared) {}
 
   __device__ __forceinline__ void run() {
@@ -85,20 +89,23 @@ class MaskBuilder {
       if (p_.features.positions.is_set()) by_positions(row, first_key);
     }
   }
-  /// From the plan's tiles of a tile's granules. All loads of a granule are issued before any is used.
+  /// From the plan's tiles of a tile's granules. Where kReadsTogether, all loads are issued before any is used.
   __device__ __forceinline__ void read_tiles(int64_t offset, int32_t row, int32_t first_key) {
     constexpr int kOwn = Traits::kKeys / 32;
     const auto key = static_cast<int32_t>(threadIdx.x % 32);
-#pragma unroll
+    const int32_t place = first_key % cuda::BitTiles::kKeys + key;
+#pragma unroll 1
     for (int g = 0; g < kWords / 2; ++g) {
       const cuda::BitTile tile = find_tile(offset, row / 64 + g, first_key / cuda::BitTiles::kKeys);
-      uint2 rows[kOwn];
+      if constexpr (kReadsTogether) {
+        uint2 rows[kOwn];
 #pragma unroll
-      for (int n = 0; n < kOwn; ++n) rows[n] = tile.rows(first_key % cuda::BitTiles::kKeys + key + 32 * n);
+        for (int n = 0; n < kOwn; ++n) rows[n] = tile.rows(place + 32 * n);
 #pragma unroll
-      for (int n = 0; n < kOwn; ++n) {
-        write(first_key, key + 32 * n, 2 * g, rows[n].x);
-        write(first_key, key + 32 * n, 2 * g + 1, rows[n].y);
+        for (int n = 0; n < kOwn; ++n) write(first_key, key + 32 * n, g, rows[n]);
+      } else {
+#pragma unroll
+        for (int n = 0; n < kOwn; ++n) write(first_key, key + 32 * n, g, tile.rows(place + 32 * n));
       }
     }
   }
@@ -119,15 +126,19 @@ class MaskBuilder {
     }
   }
 
-  /// Hands a word of a column's bits to the consumers; columns past the last are hidden. Has no branch, behind which
-  /// the loads of other columns would wait.
-  __device__ __forceinline__ void write(int32_t first_key, int32_t key, int word, uint32_t visible) {
-    const uint32_t exists = first_key + key < p_.seqlen_k ? ~0u : 0;
-    shared_.mask_bits[ring_.stage()][key].word[word] = Bits::by_lanes(visible & exists);
+  /// Hands a granule's bits of a column to the consumers, hidden past the last column.
+  __device__ __forceinline__ void write(int32_t first_key, int32_t key, int granule, uint2 rows) {
+    Bits& bits = shared_.mask_bits[ring_.stage()][key];
+    bits.word[2 * granule] = first_key + key < p_.seqlen_k ? Bits::by_lanes(rows.x) : 0;
+    bits.word[2 * granule + 1] = first_key + key < p_.seqlen_k ? Bits::by_lanes(rows.y) : 0;
   }
+
+  /// Hands the bits of a column to the consumers; columns past the last are hidden.
   __device__ __forceinline__ void write(int32_t first_key, int32_t key, const uint32_t (&visible)[kWords]) {
+    Bits& bits = shared_.mask_bits[ring_.stage()][key];
 #pragma unroll
-    for (int word = 0; word < kWords; ++word) write(first_key, key, word, visible[word]);
+    for (int word = 0; word < kWords; ++word)
+      bits.word[word] = first_key + key < p_.seqlen_k ? Bits::by_lanes(visible[word]) : 0;
   }
 
   /// Puts the bounds of the lane's keys in shared memory, where they serve all tiles of a work tile. All loads of an
@@ -221,7 +232,7 @@ class MaskBuilder {
   const Params& p_;
   Shared& shared_;
   ptx::RingPosition<Traits::kStages> ring_;
-  cuda::BitTile own_tile_{};  ///< see find_tile
+  [[no_unique_address]] std::conditional_t<kKeepsTiles, cuda::BitTile, NoStorage> own_tile_{};  ///< see find_tile
   /// Which columns' bounds are in shared memory, by the first one's place in the vectors; or which granules' tiles the
   /// lanes have, by the first one's place in the plan.
   int64_t kept_of_ = -1;
