@@ -126,6 +126,7 @@ class DecodeProducer {
           if (!is_first) units_.next(p_.plan);
           unit_left = min(units_.live_blocks(p_.plan) - skipped, left);
           begin_unit(skipped);
+          if (is_first) blocks_.begin_share(p_, share);
         }
         const auto block = blocks_.template next<Traits::kConsumers == 1>(p_);
         find(block.index, places);  // under the announcements
