@@ -120,7 +120,7 @@ class DecodeProducer {
     for (int32_t left = share.blocks; left > 0 || waits;) {
       const bool is_first = left == share.blocks, is_new = unit_left == 0;
       // Looks for another unit's blocks after the copy, since that waits for memory.
-      const bool finds = left > 0 && !(Traits::kConsumers > 1 && is_new && waits);
+      const bool finds = left > 0 && !(Traits::kCopiesFirst && is_new && waits);
       Places places;
       if (finds) {
         const int32_t skipped = is_first ? share.skipped : 0;
