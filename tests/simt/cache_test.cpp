@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -741,7 +742,7 @@ class MadeForest {
         const Seen seen = bits_of(slot, head, block);
         met += seen.live;
         if (seen.live) {
-          ASSERT_GE(plan_.listed[slot], 0) << "row " << i << ", block " << block;
+          ASSERT_GT(plan_.results[slot * p_.heads_kv + head].count, 0) << "row " << i << ", block " << block;
         }
         RowTile tile{};
         tile.first_row = static_cast<int32_t>(t * level.rows);
@@ -768,14 +769,16 @@ class MadeForest {
     for (int32_t index = 0; all < plan_.shares[0].all_blocks; ++index) {
       const RowTile& tile = plan_.tiles[index];
       ASSERT_EQ(tile.blocks_before, all);
-      ASSERT_EQ(plan_.listed[tile.list / plan_.mask_heads], index);
       for (int32_t head = 0; head < p_.heads_kv; ++head) {
         const int32_t live = plan_.mask_heads == 1 ? tile.live_blocks : plan_.live[tile.live_list + head];
         ASSERT_GT(live, 0);
         all += live;
-        for (int64_t rest = live; rest > 0;) {
-          while (left == 0) left = plan_.shares[++share].blocks;
-          const int64_t first = tile.part + (head + share) * tile.parts;
+        const cuda::UnitResults& results = plan_.results[tile.list / plan_.mask_heads * p_.heads_kv + head];
+        int32_t count = 0;
+        for (int64_t rest = live; rest > 0; ++count) {
+          while (left == 0) expect_begin(plan_.shares[++share], index, head, live - rest, left);
+          const int64_t first = cuda::result_row(tile, head, share);
+          ASSERT_EQ(first, results.first_row + count * tile.parts);
           ASSERT_LE(tile.row_count * tile.head_count, tile.parts);
           ASSERT_LE(first + tile.parts, plan_.split_rows);
           for (int64_t n = first; n < first + tile.parts; ++n) {
@@ -786,9 +789,27 @@ class MadeForest {
           rest -= blocks;
           left -= blocks;
         }
+        ASSERT_EQ(count, results.count);
       }
     }
     ASSERT_EQ(all, plan_.shares[0].all_blocks);
+  }
+  /// A share begins at the word of its first block.
+  void expect_begin(const Share& share, int32_t index, int32_t head, int64_t skipped, int64_t& left) const {
+    left = share.blocks;
+    if (left == 0) return;
+    EXPECT_EQ(share.tile_index, index);
+    EXPECT_EQ(share.kv_head, head);
+    EXPECT_EQ(share.skipped, skipped);
+    const int64_t list = share.tile.list + (plan_.mask_heads == 1 ? 0 : head);
+    const auto live_in = [&](int64_t word) { return std::popcount(plan_.live_bits[list * plan_.words + word]); };
+    int64_t before = 0;
+    for (int64_t word = 0; word < share.first_word; ++word) before += live_in(word);
+    EXPECT_EQ(share.passed, before);
+    if (share.first_word < plan_.words) {
+      EXPECT_LE(share.passed, skipped);
+      EXPECT_GT(share.passed + live_in(share.first_word), skipped);
+    }
   }
 
   const CachedProblem& p_;

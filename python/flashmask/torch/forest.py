@@ -205,7 +205,7 @@ class Forest:
         """
         _refuse_options(options)
         one_mask = self._as_one_mask(mask, options.get("alibi_slopes") is not None)
-        rows = self._rows_of(q).index_select(0, self._rows_in_order)[None]
+        rows = self._rows_of(q)[self._rows_in_order][None]  # index_select takes long with few rows
         one_cache = self._as_one_cache(cache)
         if arguments.flag("validate", validate):
             validate_call(cache, mask or self._mask.mask, q, self._cu_seqlens_q)
@@ -216,7 +216,7 @@ class Forest:
             rows, one_cache, one_mask, plan, return_softmax_lse=return_softmax_lse, **options, **self._invariance
         )
         out, lse = result if return_softmax_lse else (result, None)
-        out = out[0].index_select(0, self._places).view(*q.shape[:-1], out.shape[-1])
+        out = out[0][self._places].view(*q.shape[:-1], out.shape[-1])
         if lse is None:
             return out
         lse = lse[0].index_select(1, self._places)

@@ -225,8 +225,8 @@ class WorkDivider {
       const Sums own = slot < plan_.tile_slots ? make_tile(slot, tile) : Sums{};
       Sums all;
       const Sums sums = add_up(own, all);
-      if (plan_.is_forest() && slot < plan_.tile_slots)
-        plan_.listed[slot] = own.tiles > 0 ? static_cast<int32_t>(before.tiles + sums.tiles) : -1;
+      for (int32_t head = 0; plan_.is_forest() && slot < plan_.tile_slots && head < plan_.heads_kv; ++head)
+        plan_.results[slot * plan_.heads_kv + head] = {};
       if (own.tiles > 0) {
         const Sums place{before.tiles + sums.tiles, before.blocks + sums.blocks};
         if (lists_splits()) {
@@ -285,6 +285,25 @@ class WorkDivider {
       if (n < shares && !deals) find_share(n, all, shares, share);
       plan_.shares[n] = share;
       if (!has_whole_units()) plan_.arrived[n] = 0;
+    }
+    if (plan_.is_forest()) write_results(all, shares);
+  }
+  /// Says where the results of a forest's units lie.
+  __device__ __forceinline__ void write_results(const Sums& all, int64_t shares) const {
+    const auto units = static_cast<int32_t>(all.tiles) * plan_.heads_kv;
+    for (auto n = static_cast<int32_t>(threadIdx.x); n < units; n += kDivideThreads) {
+      const RowTile& tile = plan_.tiles[n / plan_.heads_kv];
+      const int32_t head = n % plan_.heads_kv;
+      int64_t before = tile.blocks_before + (plan_.mask_heads == 1 ? int64_t{head} * tile.live_blocks : 0);
+      int32_t live = tile.live_blocks;
+      for (int32_t h = 0; plan_.mask_heads > 1 && h <= head; ++h) {
+        live = plan_.live[tile.live_list + h];
+        if (h < head) before += live;
+      }
+      const auto first = static_cast<int32_t>(share_of(before, all.blocks, shares)),
+                 last = static_cast<int32_t>(share_of(before + live - 1, all.blocks, shares));
+      plan_.results[tile.list / plan_.mask_heads * plan_.heads_kv + head] = {result_row(tile, head, first),
+                                                                             last - first + 1};
     }
   }
   __device__ __forceinline__ bool is_tall() const { return plan_.packed_rows > kPackedRows; }
@@ -361,6 +380,17 @@ class WorkDivider {
     share.tile_index = static_cast<int32_t>(begin.tile);
     share.kv_head = begin.kv_head;
     share.skipped = begin.skipped;
+    if (plan_.is_forest()) pass_words(share);
+  }
+  /// Finds the word of a share's first block, so that no CTA looks for it: each word waits for memory.
+  __device__ __forceinline__ void pass_words(Share& share) const {
+    const int32_t list = share.tile.list + (plan_.mask_heads == 1 ? 0 : share.kv_head);
+    const uint32_t* const bits = plan_.live_bits + int64_t{list} * plan_.words;
+    share.first_word = share.tile.first_block / kBlocksOfWord;
+    for (int32_t live; share.first_word < plan_.words; ++share.first_word, share.passed += live) {
+      live = __popc(__ldcg(bits + share.first_word));
+      if (share.passed + live > share.skipped) return;
+    }
   }
 
   const WorkPlan& plan_;

@@ -24,6 +24,13 @@ class LiveBlocks {
     }
   }
 
+  /// Begins with the word of a forest's share.
+  __device__ __forceinline__ void begin_share(const CachedParams& p, const Share& share) {
+    if (!p.plan.is_forest()) return;
+    word_ = share.first_word - 1;
+    skipped_ -= share.passed;
+  }
+
   struct Block {
     int32_t index;
     bool masked;

@@ -12,14 +12,12 @@ class UnitWalk {
     tile_ = share.tile;
     tile_index_ = share.tile_index;
     head_ = share.kv_head;
-    count_before(plan);
-  }
-  /// The unit of a row tile under a key head.
-  __device__ __forceinline__ void find(const WorkPlan& plan, int32_t tile_index, int32_t head) {
-    tile_ = plan.tiles[tile_index];
-    tile_index_ = tile_index;
-    head_ = head;
-    count_before(plan);
+    before_ = tile_.blocks_before;
+    if (plan.mask_heads == 1) {
+      before_ += int64_t{head_} * tile_.live_blocks;
+    } else {
+      for (int32_t h = 0; h < head_; ++h) before_ += plan.live[tile_.live_list + h];
+    }
   }
   /// The n-th of units of `tiles` row tiles that are dealt whole.
   __device__ __forceinline__ void take(const WorkPlan& plan, int32_t tiles, int32_t n) {
@@ -49,33 +47,16 @@ class UnitWalk {
       const int32_t heads = p.plan.mask_heads == 1 ? p.plan.heads_kv : 1;
       return {blocks, head_, inside(p), tile_.parts, tile_.list * heads + head_, tile_.part, 0};
     }
-    if (p.plan.is_forest()) return {blocks, head_, inside(p), UnitPart::kMergedLater, 0, first_result(n), 0};
-    const Shares in = shares(p.plan, share);
-    const int32_t parts = in.first == in.last ? 0 : in.last - in.first + 1;
-    return {blocks, head_, inside(p), parts, in.first, n == in.first ? p.plan.most_shares + n : n, 0};
-  }
-  /// The shares that the unit lies in; `share` is any that has work.
-  struct Shares {
-    int32_t first, last;
-  };
-  __device__ __forceinline__ Shares shares(const WorkPlan& plan, const Share& share) const {
+    if (p.plan.is_forest())
+      return {blocks, head_, inside(p), UnitPart::kMergedLater, 0, result_row(tile_, head_, n), 0};
     const int64_t all = share.all_blocks, shares = share.shares;
-    return {static_cast<int32_t>(share_of(before_, all, shares)),
-            static_cast<int32_t>(share_of(before_ + live_blocks(plan) - 1, all, shares))};
+    const auto first_share = static_cast<int32_t>(share_of(before_, all, shares)),
+               last_share = static_cast<int32_t>(share_of(before_ + live_blocks(p.plan) - 1, all, shares));
+    const int32_t parts = first_share == last_share ? 0 : last_share - first_share + 1;
+    return {blocks, head_, inside(p), parts, first_share, n == first_share ? p.plan.most_shares + n : n, 0};
   }
-  /// The first packed row, among those of all results, of the unit's result in share n of a forest: places ascend with
-  /// units as with shares, so none has two.
-  __device__ __forceinline__ int32_t first_result(int32_t n) const { return tile_.part + (head_ + n) * tile_.parts; }
 
  private:
-  __device__ __forceinline__ void count_before(const WorkPlan& plan) {
-    before_ = tile_.blocks_before;
-    if (plan.mask_heads == 1) {
-      before_ += int64_t{head_} * tile_.live_blocks;
-    } else {
-      for (int32_t h = 0; h < head_; ++h) before_ += plan.live[tile_.live_list + h];
-    }
-  }
   /// The tile without rows that the call's tensors do not have: a plan may be stale, or know more rows than the call.
   __device__ __forceinline__ RowTile inside(const CachedParams& p) const {
     RowTile tile = tile_;

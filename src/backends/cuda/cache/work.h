@@ -59,13 +59,14 @@ struct Share {
   RowTile tile;
   int32_t tile_index;
   int32_t kv_head;
-  int32_t skipped;     ///< live blocks of the unit that are an earlier share's
-  int32_t blocks;      ///< the share's; 0: it has no work
-  int64_t all_blocks;  ///< the call's
-  int32_t shares;      ///< that have work
-  int32_t dealt;       ///< row tiles whose units are dealt whole to CTAs; 0: shares have the work
+  int32_t skipped;             ///< live blocks of the unit that are an earlier share's
+  int32_t blocks;              ///< the share's; 0: it has no work
+  int64_t all_blocks;          ///< the call's
+  int32_t shares;              ///< that have work
+  int32_t dealt;               ///< row tiles whose units are dealt whole to CTAs; 0: shares have the work
+  int32_t first_word, passed;  ///< in a forest the class bits' word of the first block, and the skipped ones before it
 };
-static_assert(sizeof(Share) == 104);
+static_assert(sizeof(Share) == 112);
 
 /// A unit's part in a share: `tiles` live key blocks, or kEnd.
 struct UnitPart {
@@ -103,20 +104,31 @@ struct TileLevel {
   int32_t first_result;  ///< packed rows of the results of larger tiles
 };
 
+/// The results of a unit of a forest: packed rows of all results before its first, and how many there are.
+struct UnitResults {
+  int32_t first_row, count;
+};
+
+/// The first packed row, among those of all results, of a unit's result in share n of a forest: places ascend with
+/// units as with shares, so none has two.
+FLASHMASK_RULE int32_t result_row(const RowTile& tile, int32_t kv_head, int32_t n) {
+  return tile.part + (kv_head + n) * tile.parts;
+}
+
 /// The parts of a plan in device memory.
 struct WorkPlan {
-  Share* shares;        ///< [most_shares]
-  uint32_t* arrived;    ///< [most_shares]: by the first share of a unit, how many of its partial results are there;
-                        ///< with batch_invariant [tile slots, heads_kv]
-  RowTile* tiles;       ///< [tile slots, splits], those with rows first
-  int32_t* live;        ///< [tile slots, splits, heads of masks]: live blocks, with class bits
-  uint32_t* live_bits;  ///< [tile slots, heads of masks, words]
-  uint32_t* full_bits;  ///< likewise: blocks that need no masking
-  int32_t* listed;      ///< in a forest [tile slots]: a slot's place in tiles; -1: no block is live
-  float* partials;      ///< [2 * most_shares]: results of units that lie in several shares, see partial_floats; with
-                        ///< batch_invariant, or in a forest, [splits, split_rows], see split_floats
-  int32_t words;        ///< words of a list
-  int32_t mask_heads;   ///< 1, or heads_kv where masks differ by head
+  Share* shares;         ///< [most_shares]
+  uint32_t* arrived;     ///< [most_shares]: by the first share of a unit, how many of its partial results are there;
+                         ///< with batch_invariant [tile slots, heads_kv]
+  RowTile* tiles;        ///< [tile slots, splits], those with rows first
+  int32_t* live;         ///< [tile slots, splits, heads of masks]: live blocks, with class bits
+  uint32_t* live_bits;   ///< [tile slots, heads of masks, words]
+  uint32_t* full_bits;   ///< likewise: blocks that need no masking
+  UnitResults* results;  ///< in a forest [tile slots, heads_kv]
+  float* partials;       ///< [2 * most_shares]: results of units that lie in several shares, see partial_floats; with
+                         ///< batch_invariant, or in a forest, [splits, split_rows], see split_floats
+  int32_t words;         ///< words of a list
+  int32_t mask_heads;    ///< 1, or heads_kv where masks differ by head
   int32_t most_shares;
   int32_t least_blocks;  ///< a share's, as far as there are
   int32_t split_blocks;  ///< likewise, where a unit would lie in more than kMostParts shares

@@ -157,7 +157,7 @@ WorkPlanLayout::WorkPlanLayout(const CachedCapacities& c, const WorkPlaces& plac
   live_ = take(lists * listed_splits_ * 4);
   live_bits_ = take(bits);
   full_bits_ = take(bits);
-  listed_ = take(c.forest ? tile_slots_ * 4 : 0);
+  results_ = take(c.forest ? lists * static_cast<int64_t>(sizeof(UnitResults)) : 0);
   partials_ = take(partial_results(c) * 4);
 }
 
@@ -193,7 +193,7 @@ WorkPlan WorkPlanLayout::at(std::byte* memory, const CachedProblem& p) const {
           .live = reinterpret_cast<int32_t*>(memory + live_),
           .live_bits = reinterpret_cast<uint32_t*>(memory + live_bits_),
           .full_bits = reinterpret_cast<uint32_t*>(memory + full_bits_),
-          .listed = reinterpret_cast<int32_t*>(memory + listed_),
+          .results = reinterpret_cast<UnitResults*>(memory + results_),
           .partials = reinterpret_cast<float*>(memory + partials_),
           .words = static_cast<int32_t>(words_),
           .mask_heads = differs_by_head(p.mask) ? static_cast<int32_t>(heads_kv_) : 1,

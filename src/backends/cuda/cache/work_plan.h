@@ -46,7 +46,7 @@ class WorkPlanLayout {
   TileLevel levels_[kTileLevels] = {};  ///< a forest's
   int64_t tile_slots_, words_, group_, heads_kv_, split_blocks_, splits_, listed_splits_, split_rows_;
   int64_t bytes_ = 0;
-  int64_t shares_, arrived_, tiles_, live_, live_bits_, full_bits_, listed_, partials_;
+  int64_t shares_, arrived_, tiles_, live_, live_bits_, full_bits_, results_, partials_;
 };
 
 /// True if plans of these capacities have row tiles of several sizes, the largest of so many packed rows: those of a

@@ -115,25 +115,30 @@ class DecodeProducer {
   __device__ __forceinline__ void run_share(int32_t n, const cuda::Share& share) {
     units_.begin(p_.plan, share);
     int32_t unit_left = 0;
+    bool waits = false;  // a tile for its copy
 #pragma unroll 1
-    for (int32_t left = share.blocks; left >= 0; --left) {
-      const bool is_first = left == share.blocks, is_last = left == 0;
+    for (int32_t left = share.blocks; left > 0 || waits;) {
+      const bool is_first = left == share.blocks, is_new = unit_left == 0;
+      // Looks for another unit's blocks after the copy, since that waits for memory.
+      const bool finds = left > 0 && !(Traits::kCopiesFirst && is_new && waits);
       Places places;
-      if (!is_last) {
-        const bool is_new = unit_left == 0;
+      if (finds) {
         const int32_t skipped = is_first ? share.skipped : 0;
         if (is_new) {
           if (!is_first) units_.next(p_.plan);
           unit_left = min(units_.live_blocks(p_.plan) - skipped, left);
           begin_unit(skipped);
+          if (is_first) blocks_.begin_share(p_, share);
         }
         const auto block = blocks_.template next<Traits::kConsumers == 1>(p_);
         find(block.index, places);  // under the announcements
         if (is_new && announces_) announce_work(units_.part(p_, n, share, unit_left));
         announce_tile(block.index, block.masked);
         --unit_left;
+        --left;
       }
-      if (!is_first) copy();  // the tile before, whose pages have come by now
+      if (waits) copy();  // the tile before, whose pages have come by now
+      waits = finds;
       waiting_ = places;
       waiting_head_ = units_.head();
     }

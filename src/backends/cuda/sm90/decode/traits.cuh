@@ -56,6 +56,8 @@ struct DecodeTraits {
   static constexpr bool kFolds = kConsumers > 1 && !kFloat8;
   /// Takes units that are dealt whole.
   static constexpr bool kTakesDealt = kConsumers > 1;
+  /// Looks for another unit's blocks after copies, for which not all kernels have registers.
+  static constexpr bool kCopiesFirst = kConsumers > 1 && !kFloat8 && kParts == 1;
   /// Loads Q by TMA where its strides allow: a warp takes longer for 128 rows than the products with some tiles.
   static constexpr bool kBoxesQueries = kConsumers > 1;
   /// Lets L2 keep keys and values, which other row tiles read.
