@@ -109,7 +109,39 @@ class DecodeProducer {
   __device__ __forceinline__ void run_shares() {
     for (int32_t n = static_cast<int32_t>(blockIdx.x); n < p_.plan.most_shares; n += static_cast<int32_t>(gridDim.x)) {
       const cuda::Share& share = p_.plan.shares[n];
-      if (share.blocks > 0) run_share(n, share);
+      if (share.blocks <= 0) continue;
+      if constexpr (kFloat8) {
+        run_float8_share(n, share);
+      } else {
+        run_share(n, share);
+      }
+    }
+  }
+  /// As run_share, without what there are no registers for beside a Dequantiser: not a number more lives over copies.
+  __device__ __forceinline__ void run_float8_share(int32_t n, const cuda::Share& share) {
+    units_.begin(p_.plan, share);
+    int32_t unit_left = 0;
+#pragma unroll 1
+    for (int32_t left = share.blocks; left >= 0; --left) {
+      const bool is_first = left == share.blocks, is_last = left == 0;
+      Places places;
+      if (!is_last) {
+        const bool is_new = unit_left == 0;
+        const int32_t skipped = is_first ? share.skipped : 0;
+        if (is_new) {
+          if (!is_first) units_.next(p_.plan);
+          unit_left = min(units_.live_blocks(p_.plan) - skipped, left);
+          begin_unit(skipped);
+        }
+        const auto block = blocks_.template next<false>(p_);
+        find(block.index, places);  // under the announcements
+        if (is_new && announces_) announce_work(units_.part(p_, n, share, unit_left));
+        announce_tile(block.index, block.masked);
+        --unit_left;
+      }
+      if (!is_first) copy();  // the tile before, whose pages have come by now
+      waiting_ = places;
+      waiting_head_ = units_.head();
     }
   }
   __device__ __forceinline__ void run_share(int32_t n, const cuda::Share& share) {
