@@ -52,15 +52,20 @@ ALONE = ("caches", "overhead", "jax_speed")
 STEPS = (*(step for lane in LANES for step in lane), *AFTER, *ALONE)
 NOT_LARGE = ("-m", "not large")
 # Processes that share the files of tests/torch, and the tests of tests/jax and tests/gpu.
-TORCH_SHARES, JAX_SHARES, GPU_SHARES = 6, 3, 4
+TORCH_SHARES, JAX_SHARES, GPU_SHARES = 7, 3, 4
 # Seconds of the files of tests/torch that take long, roughly, beside an H100 on a host that runs all the lanes; the
 # others take about TORCH_SECONDS.
 LONG_TORCH_FILES = {
     "test_gpu_lock.py": 130,
     "test_compile.py": 110,
+    "test_cuda_caches.py": 100,
+    "test_equal_bits.py": 100,
     "test_attention.py": 80,
+    "test_builder_arguments.py": 80,
+    "test_interval_lists.py": 70,
     "test_cuda_training.py": 60,
-    "test_builder_arguments.py": 50,
+    "test_forest.py": 50,
+    "test_ops.py": 50,
 }
 TORCH_SECONDS = 20
 # Random calls over KV caches, of which a few are skipped, in processes of some threads: one that has many waits for

@@ -110,7 +110,7 @@ def attention(
     way = _way(way, q, k, local, options.features(sink, alibi_slopes))
     if options.drops:
         features["dropout_state"] = _shared_state(dropout_state, q.device, group)
-        local = local.in_sixteens()
+        local = local.in_sixteens(q.device)
     if way == "arrive":
         way = _arrive_or_gather(k, v, local, group)
     out, lse = WAYS[way].apply(q, k, v, sink, alibi_slopes, local, group, options)

@@ -147,15 +147,16 @@ class LocalMask:
         ranks = range(self.world_size)
         return all(begin % _SIXTEEN == 0 for rank in ranks for begin, _ in self.placement.segments(rank))
 
-    def in_sixteens(self) -> LocalMask:
-        """Returns the same with keys that travel in whole sixteens of the sequence, as dropout numbers them."""
-        return self.once("in sixteens", self._in_sixteens)
+    def in_sixteens(self, device: torch.device) -> LocalMask:
+        """Returns the same, whose masks are on `device`, with keys that travel in whole sixteens of the sequence, as
+        dropout numbers them."""
+        return self.once(("in sixteens", device), lambda: self._in_sixteens(device))
 
-    def _in_sixteens(self):
+    def _in_sixteens(self, device):
         if self._granule % _SIXTEEN == 0 or not self.pieces:
             return self
         made = local_mask(self.placement, self.rank, self.index, pieces=self._most_pieces, granule=_SIXTEEN)
-        return made if self.whole.device is None else made.to(self.whole.device)
+        return made.to(device)
 
     def origins(self, device: torch.device) -> Origins:
         """The Origins of the rank's calls, on a device; of in_sixteens()."""
