@@ -68,6 +68,8 @@ LONG_TORCH_FILES = {
     "test_ops.py": 50,
 }
 TORCH_SECONDS = 20
+# Of a process: teams as large as the machine, of many processes at once, wait for each other's threads.
+HOST_THREADS = "4"
 # Random calls over KV caches, of which a few are skipped, in processes of some threads: one that has many waits for
 # allocations.
 CACHE_CASES, CACHE_PROCESSES, CACHE_JOBS = 21600, 4, 3
@@ -524,6 +526,7 @@ def at_once(calls):
 
 def main():
     arguments = parse_arguments()
+    os.environ.setdefault("OMP_NUM_THREADS", HOST_THREADS)
     from benchmarks.instruments import timing
 
     library = kernels_used.here()

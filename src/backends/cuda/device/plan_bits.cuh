@@ -13,13 +13,29 @@ __host__ __device__ __forceinline__ uint32_t mask_index(const PlanBits& plan, ui
   return batch / plan.sharing.batch_entries * plan.mask_heads + head / plan.sharing.heads;
 }
 
-/// Word number `word` of the granules of a line, which is a row granule or key block of all masks and has `words`.
+/// Calls f(read), where read(granules, line, words, word) is word number `word` of the granules of a line, which is a row
+/// granule or key block of all masks and has `words`. What f reads has one branch on the plan's form for all of it, so
+/// that loads are under way together.
+template <typename PlanBits, typename F>
+__device__ __forceinline__ void read_granules(const PlanBits& plan, F&& f) {
+  if (plan.in_runs) {
+    f([](const uint32_t* granules, int64_t line, int32_t, int32_t word) {
+      return runs_word<uint32_t>(reinterpret_cast<const GranuleRun*>(granules) + line * kLineRuns, word * 32);
+    });
+  } else {
+    f([](const uint32_t* granules, int64_t line, int32_t words, int32_t word) {
+      return __ldg(granules + line * words + word);
+    });
+  }
+}
+
+/// One word, as read_granules reads it.
 template <typename PlanBits>
 __device__ __forceinline__ uint32_t granule_word(const PlanBits& plan, const uint32_t* granules, int64_t line,
                                                  int32_t words, int32_t word) {
-  if (plan.in_runs)
-    return runs_word<uint32_t>(reinterpret_cast<const GranuleRun*>(granules) + line * kLineRuns, word * 32);
-  return __ldg(granules + line * words + word);
+  uint32_t result;
+  read_granules(plan, [&](const auto& read) { result = read(granules, line, words, word); });
+  return result;
 }
 
 /// How many of the first `key_tiles` key tiles see rows of a query tile of `mask`. All lanes of a warp call it.

@@ -19,15 +19,17 @@ class RowTileWalk {
         line_(static_cast<int64_t>(mask) * plan.row_granules + row_tile * kGranules) {}
 
   __device__ __forceinline__ void load(int32_t first_word) {
-    const int32_t word = first_word + static_cast<int32_t>(threadIdx.x % 32);
+    const int32_t word = first_word + static_cast<int32_t>(threadIdx.x % 32), words = plan_.words_per_row;
     any_ = 0;
+    read_granules(plan_, [&](const auto& read) {
 #pragma unroll
-    for (int g = 0; g < kGranules; ++g) {
-      const bool inside = g < rows_ && word < plan_.words_per_row;
-      live_[g] = inside ? granule_word(plan_, plan_.row_live, line_ + g, plan_.words_per_row, word) : 0;
-      full_[g] = inside ? granule_word(plan_, plan_.row_full, line_ + g, plan_.words_per_row, word) : 0;
-      any_ |= live_[g];
-    }
+      for (int g = 0; g < kGranules; ++g) {
+        const bool inside = g < rows_ && word < words;
+        live_[g] = inside ? read(plan_.row_live, line_ + g, words, word) : 0;
+        full_[g] = inside ? read(plan_.row_full, line_ + g, words, word) : 0;
+        any_ |= live_[g];
+      }
+    });
   }
   /// Live key blocks among the loaded words.
   __device__ __forceinline__ int32_t count() const { return __reduce_add_sync(0xffffffff, __popc(any_)); }

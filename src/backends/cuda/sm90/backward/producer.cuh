@@ -87,22 +87,21 @@ class Producer {
   /// 32 words of the key tile's bits, one for each lane. Under a dense mask all tiles are live, and none is full.
   __device__ __forceinline__ void run_words(int64_t column, int32_t first) {
     const int32_t own = first + static_cast<int32_t>(threadIdx.x % 32);
-    uint32_t own_live = 0, own_full = 0;
+    TileBits of_lane;
     if (p_.dense.is_set) {
-      own_live = low_bits(p_.row_tiles * Traits::kGranules - own * 32);
+      of_lane.live = low_bits(p_.row_tiles * Traits::kGranules - own * 32);
     } else if (own < p_.plan.words_per_key) {
-      own_live = granule_word(p_.plan.key_live, column, own);
-      own_full = granule_word(p_.plan.key_full, column, own);
+      of_lane = read_bits(column, own);
     }
-    uint32_t own_progress = 0, words = __ballot_sync(0xffffffff, own_live != 0);
+    uint32_t own_progress = 0, words = __ballot_sync(0xffffffff, of_lane.live != 0);
     if constexpr (kMayBeAlone) own_progress = first_progress(first, words);
     for (; words; words &= words - 1) {
       const int lane = __ffs(words) - 1;
       const uint32_t alone = alone_among(own_progress);
       // A word ahead, so that no tile waits for it.
       if constexpr (kMayBeAlone) own_progress = first_progress(first, words & (words - 1));
-      const uint32_t full = __shfl_sync(0xffffffff, own_full, lane);
-      load_tiles(first + lane, __shfl_sync(0xffffffff, own_live, lane), full, alone);
+      const uint32_t full = __shfl_sync(0xffffffff, of_lane.full, lane);
+      load_tiles(first + lane, __shfl_sync(0xffffffff, of_lane.live, lane), full, alone);
     }
   }
   /// run_words when registers are scarce: words are read again instead of being kept in a lane.
@@ -153,10 +152,15 @@ class Producer {
     const uint32_t mask = cuda::mask_index(p_.plan, ptx::opaque(tile_.query.batch), ptx::opaque(tile_.query.head)),
                    block = ptx::opaque(static_cast<uint32_t>(tile_.key_tile)) / kOfBlock;
     const int64_t column = static_cast<int64_t>(mask) * (p_.schedule.tiles / kOfBlock) + block;
-    return {granule_word(p_.plan.key_live, column, word), granule_word(p_.plan.key_full, column, word)};
+    return read_bits(column, word);
   }
-  __device__ __forceinline__ uint32_t granule_word(const uint32_t* granules, int64_t column, int32_t word) const {
-    return cuda::granule_word(p_.plan, granules, column, p_.plan.words_per_key, word);
+  __device__ __forceinline__ TileBits read_bits(int64_t column, int32_t word) const {
+    TileBits bits;
+    const int32_t words = p_.plan.words_per_key;
+    cuda::read_granules(p_.plan, [&](const auto& read) {
+      bits = {read(p_.plan.key_live, column, words, word), read(p_.plan.key_full, column, words, word)};
+    });
+    return bits;
   }
 
   /// The live tiles of word number `word`.
