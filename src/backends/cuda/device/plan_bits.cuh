@@ -13,9 +13,9 @@ __host__ __device__ __forceinline__ uint32_t mask_index(const PlanBits& plan, ui
   return batch / plan.sharing.batch_entries * plan.mask_heads + head / plan.sharing.heads;
 }
 
-/// Calls f(read), where read(granules, line, words, word) is word number `word` of the granules of a line, which is a row
-/// granule or key block of all masks and has `words`. What f reads has one branch on the plan's form for all of it, so
-/// that loads are under way together.
+/// Calls f(read), where read(granules, line, words, word) is word number `word` of the granules of a line, which is a
+/// row granule or key block of all masks and has `words`. What f reads has one branch on the plan's form for all of it,
+/// so that loads are under way together.
 template <typename PlanBits, typename F>
 __device__ __forceinline__ void read_granules(const PlanBits& plan, F&& f) {
   if (plan.in_runs) {
