@@ -68,7 +68,7 @@ LONG_TORCH_FILES = {
     "test_ops.py": 50,
 }
 TORCH_SECONDS = 20
-# Of a process: teams as large as the machine, of many processes at once, wait for each other's threads.
+# Threads of a process: teams as large as the machine, of many processes at once, wait for each other.
 HOST_THREADS = "4"
 # Random calls over KV caches, of which a few are skipped, in processes of some threads: one that has many waits for
 # allocations.
