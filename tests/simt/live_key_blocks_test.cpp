@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The forward's walk over the live key blocks of a row tile, of a plan in bits and of the same one in runs.
+// The forwards' walks over the live key blocks of a row tile, of a plan in bits and of the same one in runs.
 
 #include "backends/cuda/sm80/common/live_key_blocks.cuh"
 
@@ -9,13 +9,14 @@
 #include <cstdint>
 #include <vector>
 
+#include "backends/cuda/device/tile_walk.cuh"
 #include "common/random.h"
 #include "plan/runs.h"
 
 namespace flashmask::sm80 {
 namespace {
 
-constexpr int32_t kGranules = 2, kWords = 70;
+constexpr int32_t kWords = 70;
 
 /// Rows of a plan, each of a few runs, in both forms.
 struct Rows {
@@ -60,37 +61,64 @@ struct Rows {
   }
 };
 
-void walk(cuda::RowPlanBits plan, int32_t granule, uint32_t* classes) {
+using Walk = void (*)(cuda::RowPlanBits plan, int32_t granule, uint32_t* classes);
+
+template <int kGranules>
+void walk_next(cuda::RowPlanBits plan, int32_t granule, uint32_t* classes) {
   for (KeyBlock block{-1, 0}; next_live_block<kGranules>(plan, 0, granule, block);)
     classes[block.index] = block.classes;
 }
 
-std::vector<uint32_t> classes_of(const Rows& rows, bool in_runs, int32_t granule) {
+/// The walk of Hopper's forward, which also says how many blocks there are.
+template <int kGranules>
+void walk_words(cuda::RowPlanBits plan, int32_t granule, uint32_t* classes) {
+  cuda::RowTileWalk<kGranules, KeyBlock::kBits, cuda::RowPlanBits> walk(plan, 0, granule / kGranules);
+  for (int32_t first = 0; first < plan.words_per_row; first += 32) {
+    walk.load(first);
+    int32_t left = walk.count();
+    walk.for_each(first, [&](int32_t block, uint32_t live, uint32_t full) {
+      classes[block] = live * KeyBlock::kLive | full * KeyBlock::kFull;
+      --left;
+    });
+    if (left != 0) classes[0] = ~0u;
+  }
+}
+
+std::vector<uint32_t> classes_of(Walk walk, const Rows& rows, bool in_runs, int32_t granule) {
   std::vector<uint32_t> classes(kWords * 32);
-  simt::launch(walk, 1, 64, 0, rows.plan(in_runs), granule, classes.data());
+  simt::launch(walk, 1, 32, 0, rows.plan(in_runs), granule, classes.data());
   return classes;
 }
 
-TEST(LiveKeyBlocks, AreThoseOfBitsInRuns) {
+/// Compares a walk with the rows' bits.
+void expect_classes(Walk walk, int32_t granules) {
   for (uint64_t seed = 0; seed < 100; ++seed) {
     Random random(seed);
-    const Rows rows(random, 5);  // the last tile has one granule
-    for (int32_t granule = 0; granule < rows.count; granule += kGranules) {
-      const std::vector<uint32_t> expected = classes_of(rows, false, granule);
+    const Rows rows(random, 5);  // the last tile lacks a granule
+    for (int32_t granule = 0; granule < rows.count; granule += granules) {
+      std::vector<uint32_t> expected(kWords * 32);
       for (int32_t block = 0; block < kWords * 32; ++block) {
         uint32_t classes = 0;
         bool is_live = false;
-        for (int32_t g = 0; g < std::min(kGranules, rows.count - granule); ++g) {
+        for (int32_t g = 0; g < std::min(granules, rows.count - granule); ++g) {
           const auto word = static_cast<std::size_t>((granule + g) * kWords + block / 32);
           const uint32_t live = rows.live[word] >> block % 32 & 1, full = rows.full[word] >> block % 32 & 1;
           classes |= (live * KeyBlock::kLive | full * KeyBlock::kFull) << KeyBlock::kBits * g;
           is_live |= live != 0;
         }
-        ASSERT_EQ(expected[static_cast<std::size_t>(block)], is_live ? classes : 0) << "seed " << seed;
+        expected[static_cast<std::size_t>(block)] = is_live ? classes : 0;
       }
-      ASSERT_EQ(classes_of(rows, true, granule), expected) << "seed " << seed << ", granule " << granule;
+      for (const bool in_runs : {false, true})
+        ASSERT_EQ(classes_of(walk, rows, in_runs, granule), expected)
+            << "seed " << seed << ", granule " << granule << (in_runs ? ", in runs" : ", in bits");
     }
   }
+}
+
+TEST(LiveKeyBlocks, AreFoundOneByOne) { expect_classes(walk_next<2>, 2); }
+TEST(LiveKeyBlocks, AreFoundByWords) {
+  expect_classes(walk_words<2>, 2);
+  expect_classes(walk_words<3>, 3);
 }
 
 }  // namespace

@@ -14,19 +14,18 @@ template <int kGranules, int kSpacing, typename PlanBits>
 class RowTileWalk {
  public:
   __device__ __forceinline__ RowTileWalk(const PlanBits& plan, uint32_t mask, int32_t row_tile)
-      : plan_(plan),
-        rows_(min(kGranules, plan.row_granules - row_tile * kGranules)),
-        line_(static_cast<int64_t>(mask) * plan.row_granules + row_tile * kGranules) {}
+      : plan_(plan), mask_(mask), first_(row_tile * kGranules) {}
 
   __device__ __forceinline__ void load(int32_t first_word) {
+    const int64_t line = static_cast<int64_t>(mask_) * plan_.row_granules + first_;
     const int32_t word = first_word + static_cast<int32_t>(threadIdx.x % 32), words = plan_.words_per_row;
     any_ = 0;
     read_granules(plan_, [&](const auto& read) {
 #pragma unroll
       for (int g = 0; g < kGranules; ++g) {
-        const bool inside = g < rows_ && word < words;
-        live_[g] = inside ? read(plan_.row_live, line_ + g, words, word) : 0;
-        full_[g] = inside ? read(plan_.row_full, line_ + g, words, word) : 0;
+        const bool inside = first_ + g < plan_.row_granules && word < words;
+        live_[g] = inside ? read(plan_.row_live, line + g, words, word) : 0;
+        full_[g] = inside ? read(plan_.row_full, line + g, words, word) : 0;
         any_ |= live_[g];
       }
     });
@@ -60,8 +59,8 @@ class RowTileWalk {
 
  private:
   const PlanBits& plan_;
-  int32_t rows_;
-  int64_t line_;
+  uint32_t mask_;
+  int32_t first_;  ///< granule
   uint32_t live_[kGranules], full_[kGranules], any_ = 0;
 };
 
