@@ -109,11 +109,12 @@ class DecodeProducer {
   __device__ __forceinline__ void run_shares() {
     for (int32_t n = static_cast<int32_t>(blockIdx.x); n < p_.plan.most_shares; n += static_cast<int32_t>(gridDim.x)) {
       const cuda::Share& share = p_.plan.shares[n];
-      if (share.blocks <= 0) continue;
-      if constexpr (kFloat8) {
-        run_float8_share(n, share);
-      } else {
-        run_share(n, share);
+      if (share.blocks > 0) {
+        if constexpr (kFloat8) {
+          run_float8_share(n, share);
+        } else {
+          run_share(n, share);
+        }
       }
     }
   }
