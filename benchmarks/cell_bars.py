@@ -3,8 +3,8 @@
 for mma.sync's kernels FlashAttention-2, the visible share of their own time, FlexAttention and SDPA with a dense mask.
 
 Every ratio counts our plan's own time as ours and is speed: their time over our time. FlashMask V3's is the case's own
-where it was a peer of the run; otherwise it comes from data/flashmask_v3.json, where it was measured next to the very
-kernels that the case ran, or is not known.
+where it was a peer of the run; otherwise it comes from data/flashmask_v3.json, the last that was measured next to our
+kernels, with its date, or is not known.
 """
 
 import functools
@@ -16,7 +16,7 @@ from statistics import median
 from benchmarks import DATA, receipts
 
 V3, V3_FILE = "flashmask_v3", DATA / "flashmask_v3.json"
-V3_OVER_OURS = {"fwd": "v3_over_ours", "bwd": "v3_over_ours_backward"}
+V3_CELL = ("op", "head_dim", "seqlen", "mask", "heads_kv")  # what tells the file's cells apart
 # op, head_dim: (seqlens, each cell, geometric mean), ours over V3; of both together only the mean has a bar
 V3_BARS = {
     "fwd": {128: ((8192, 32768, 131072), 1.0, 1.15), 64: ((8192, 32768), 1.0, 1.20)},
@@ -40,35 +40,35 @@ OURS_OTHERWISE = ("deterministic", receipts.SMALL)  # reported as their time ove
 
 
 @functools.cache
-def held_beside(path):
-    """A file of data/: ratios measured next to our kernels, with the hashes of these."""
-    return json.loads(Path(path).read_text())
+def v3_cells(path):
+    """data/flashmask_v3.json, and its cells by V3_CELL."""
+    held = json.loads(Path(path).read_text())
+    return held, {tuple(cell[name] for name in V3_CELL): cell for cell in held["cells"]}
 
 
-def same_kernels(case, held):
-    """True if a file of data/ was measured next to the kernels that a case ran, at the case's size."""
-    sizes = case["batch"] * case["seqlen"], case["heads"] * case["head_dim"], case["dtype"]
-    plain = case["head_dim"] == case["head_dim_v"] and case["heads"] == case["heads_kv"]
-    ran, _ = receipts.parts_of(case.get("kernel_hashes", {}))  # the plan was ready there
-    same = ran and all(held["kernel_hashes"].get(name) == case["kernel_hashes"][name] for name in ran)
-    return bool(same and plain and sizes == (held["tokens"], held["hidden"], held["dtype"]))
-
-
-def v3_over_ours(case):
-    """FlashMask V3's time over ours in a cell, from the file; None if it is not known."""
-    held = held_beside(V3_FILE)
-    cells = {(c["head_dim"], c["seqlen"], c["mask"]): c for c in held["cells"]}
-    cell = cells.get((case["head_dim"], case["seqlen"], case["mask"]))
-    return cell[V3_OVER_OURS[case["op"]]] if cell and same_kernels(case, held) else None
+def v3_record(case):
+    """The file's {date, over_ours} of a case's cell; None if there is none, or the case is of another size or kernel
+    set."""
+    held, cells = v3_cells(V3_FILE)
+    sizes = case["batch"] * case["seqlen"], case["heads"] * case["head_dim"], case["head_dim_v"], case["dtype"]
+    same = sizes == (held["tokens"], held["hidden"], case["head_dim"], held["dtype"])
+    return cells.get(tuple(case[name] for name in V3_CELL)) if same and case["arch"] == receipts.HOPPER else None
 
 
 def with_v3(case):
-    """The case with FlashMask V3 among its peers, if that is known."""
-    ratio = None if V3 in case["peers"] or case["op"] == "total" else v3_over_ours(case)
-    if ratio is None:
+    """The case with FlashMask V3 among its peers, if that is known; `recorded` is the date of a ratio from the file."""
+    record = None if V3 in case["peers"] or case["op"] == "total" else v3_record(case)
+    if record is None:
         return case
-    figures = {"ms": ratio * case["ours_ms"], "ratio": ratio, "from": V3_FILE.name}
+    ratio = record["over_ours"]
+    figures = {"ms": ratio * case["ours_ms"], "ratio": ratio, "recorded": record["date"]}
     return {**case, "peers": {**case["peers"], V3: figures}}
+
+
+def v3_dates(cases):
+    """Dates of the ratios over FlashMask V3 that come from the file, in order."""
+    figures = (with_v3(case)["peers"].get(V3, {}) for case in cases)
+    return sorted({found["recorded"] for found in figures if "recorded" in found})
 
 
 def geomean(values):
@@ -87,8 +87,8 @@ def ratio_to(case, peer):
 
 def sum_of(*figures):
     """A peer's figures for both directions together."""
-    sources = [f["from"] for f in figures if "from" in f]
-    return {"ms": sum(f["ms"] for f in figures), **({"from": sources[-1]} if sources else {})}
+    dates = [f["recorded"] for f in figures if "recorded" in f]
+    return {"ms": sum(f["ms"] for f in figures), **({"recorded": max(dates)} if dates else {})}
 
 
 def total_of(forward, backward):

@@ -11,7 +11,7 @@ import statistics
 from benchmarks import cell_bars, receipts
 from benchmarks.receipts import short_length
 from benchmarks.report import unreceipted_peers
-from benchmarks.report.markdown import dims_text, listed, markdown_table, range_text, size_text, speed_text
+from benchmarks.report.markdown import dims_text, listed, markdown_table, range_text, size_text, span_text, speed_text
 from benchmarks.report.shapes import OPS, by_shape, is_grouped
 
 NAMES = {  # of peers
@@ -45,10 +45,15 @@ def runs_text(cases):
     runs = [case["run"] for case in cases]
     if not runs:
         return "none"
-    dates = sorted({run["date"] for run in runs})
-    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    when = span_text(sorted({run["date"] for run in runs}))
     devices, versions = sorted({run["device"] for run in runs}), sorted({run["torch"] for run in runs})
     return f"{when}, {listed(devices)}, PyTorch {listed(versions)}"
+
+
+def v3_name(cases):
+    """FlashMask V3, with the dates of its measurements if they are not the cases' own runs."""
+    dates = cell_bars.v3_dates(cases)
+    return f"FlashMask V3 ({span_text(dates)})" if dates else "FlashMask V3"
 
 
 # --- Cells -------------------------------------------------------------------------------------------
@@ -108,20 +113,25 @@ def standing_table(cases, op):
     return markdown_table([head[n] for n in used], [[row[n] for n in used] for row in rows])
 
 
+def without_steps(names):
+    """Kernels in code marks, without those of a call that another one of them names: its steps and variants."""
+    return [f"`{name}`" for name in sorted(names) if not any(name.startswith(f"{other}.") for other in names)]
+
+
 def builds_text(cases):
-    """Which lengths of a direction and head dim ran other code of a kernel than others did; empty if none."""
+    """Which lengths of a head dim ran other code of a kernel than others did; empty if none."""
     lengths = {}
     for case in cases:
         for name, text in case["kernel_hashes"].items():
-            if not receipts.is_plan_kernel(name):
+            if ".dv" in name:  # not of a plan and not of all head dims
                 lengths.setdefault(name, {}).setdefault(text, set()).add(case["seqlen"])
     kernels = {}
     for name, of_build in lengths.items():
         if len(of_build) > 1:
             groups = sorted(sorted(found) for found in of_build.values())
             apart = " apart from ".join(listed([short_length(n) for n in group]) for group in groups)
-            kernels.setdefault(apart, []).append(f"`{name}`")
-    said = "; ".join(f"{listed(sorted(names))}: {apart}" for apart, names in sorted(kernels.items()))
+            kernels.setdefault(apart, []).append(name)
+    said = "; ".join(f"{listed(without_steps(names))}: {apart}" for apart, names in sorted(kernels.items()))
     return f"Lengths that ran different builds of a kernel: {said}." if said else ""
 
 

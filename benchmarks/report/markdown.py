@@ -34,6 +34,11 @@ def percent(share):
     return f"{100 * share:.1f} %"
 
 
+def span_text(dates):
+    """The first and the last of dates in order."""
+    return dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+
+
 def listed(words):
     *most, last = words
     return f"{', '.join(most)} and {last}" if most else last

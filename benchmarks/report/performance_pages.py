@@ -20,6 +20,7 @@ from benchmarks.report.comparison import (
     runs_text,
     slower_text,
     standing_table,
+    v3_name,
 )
 from benchmarks.report.markdown import (
     dims_text,
@@ -166,8 +167,7 @@ def overview(cases):
     for op in ("fwd", "bwd"):
         lines += [f"{IN_WORDS[op]}: geometric mean over the masks that the other kernel ran, and single cells.", ""]
         lines += [*standing_table(cases, op), ""]
-        if said := builds_text([case for case in cases if case["op"] == op]):
-            lines += paragraph(said)
+    lines += paragraph(builds_text(cases)) if builds_text(cases) else []
     lines += ["Geometric means over FlashMask V3, of each direction and of both together:", "", *means_table(cases), ""]
     return lines
 
@@ -250,8 +250,8 @@ METHOD = (
     "medians over the rounds, ratios medians of the ratios within a round, so that a card that slows down as it warms "
     "does not favour anyone. Compare ratios, not times, between runs.",
     "TFLOP/s count the 128 x 128 tiles that hold a visible element; *live* is their share. Ours counts the plan.",
-    "FlashMask V3 ran beside ours where it took part in the run. Elsewhere its ratio is from "
-    "[flashmask_v3.json](../benchmarks/data/flashmask_v3.json), measured side by side with the same kernels.",
+    "FlashMask V3 ran beside ours where it took part in the run. Elsewhere its ratio is the last that was measured "
+    "side by side, with its date, in [flashmask_v3.json](../benchmarks/data/flashmask_v3.json).",
     "A receipt names the machine code that it measured. When a kernel changes, the tests name the cells that no longer "
     "stand for it ([the rule](../benchmarks/README.md#receipts)).",
 )
@@ -318,7 +318,8 @@ def page_head(title, about):
 def of_head_dim(cases):
     """Both directions of one head dim."""
     head_dim, head_dim_v = cases[0]["head_dim"], cases[0]["head_dim_v"]
-    about = f"Cells: {runs_text(cases)}. {without_v3_text(cases)}".rstrip()
+    beside = f"Some have older ratios over {v3_name(cases)}. " if cell_bars.v3_dates(cases) else ""
+    about = f"Cells: {runs_text(cases)}. {beside}{without_v3_text(cases)}".rstrip()
     return [*page_head(f"Kernels of {dims_text(head_dim, head_dim_v)}", about), *both_directions(cases), *shapes(cases)]
 
 

@@ -8,6 +8,7 @@ from benchmarks.charts import CUDNN, DENSE, FA3, FLEX, OURS, V3
 from benchmarks.measure.gpu.sparsity_chart import sparsity_chart
 from benchmarks.receipts import short_length
 from benchmarks.report import documents, end_to_end_page
+from benchmarks.report.markdown import span_text
 from benchmarks.report.shapes import IN_WORDS, by_shape, chart_name, heads_text
 
 FA2, SDPA = FA3, DENSE  # which never stand beside each other
@@ -42,7 +43,7 @@ def speed_chart(cases):
     first = cases[0]
     groups = [(marked_mask(case), tflops_of(case)) for case in cases]
     series = [s for s in SERIES if any(values[s[0]] for _, values in groups)]
-    from_file = any("from" in cell_bars.with_v3(case)["peers"].get(cell_bars.V3, {}) for case in cases)
+    recorded = cell_bars.v3_dates(cases)
     kernels = "" if first["arch"] == receipts.HOPPER else f"{first['arch']}: "
     title = f"{kernels}{IN_WORDS[first['op']]}, head dim {first['head_dim']}, {short_length(first['seqlen'])} tokens"
     subtitle = (
@@ -50,10 +51,12 @@ def speed_chart(cases):
         f"{first['dtype']}; {first['run']['device']}"
     )
     note = (
-        "FlashMask V3 was measured next to these kernels in a run of its own (benchmarks/data); its bars are our "
+        f"FlashMask V3 was measured next to our kernels of {span_text(recorded)} (benchmarks/data); its bars are our "
         "rate divided by the ratio of the times there."
+        if recorded
+        else ""
     )
-    return charts.bar_chart(title, subtitle, groups, series, "TFLOP/s", note if from_file else "")
+    return charts.bar_chart(title, subtitle, groups, series, "TFLOP/s", note)
 
 
 def bytes_text(count):

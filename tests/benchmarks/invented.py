@@ -103,15 +103,9 @@ def put(folder, *receipts):
     return folder
 
 
-def v3_file(path, library, **ratios):
-    """A file like data/flashmask_v3.json, of every mask at 8K and head dim 128."""
-    cells = [{"head_dim": 128, "seqlen": 8192, "mask": mask, **ratios} for mask in MASKS]
-    held = {
-        "tokens": 131072,
-        "hidden": 4096,
-        "dtype": "bfloat16",
-        "toolkit": HASHED,
-        "kernel_hashes": fake_kernels.hashes(library)["kernels"],
-    }
-    path.write_text(json.dumps({**held, "cells": cells}))
+def v3_file(path, **over_ours):
+    """A file like data/flashmask_v3.json, of every mask at 8K and head dim 128, with a ratio for each direction."""
+    at = {"head_dim": 128, "seqlen": 8192, "heads_kv": 32, "date": "2026-11-26"}
+    cells = [{"op": op, **at, "mask": mask, "over_ours": ratio} for op, ratio in over_ours.items() for mask in MASKS]
+    path.write_text(json.dumps({"tokens": 131072, "hidden": 4096, "dtype": "bfloat16", "cells": cells}))
     return path

@@ -64,17 +64,22 @@ def test_data_names_its_source_and_covers_the_cells():
     for path in (cell_bars.V3_FILE, unreceipted_peers.FILE):
         held = json.loads(path.read_text())
         assert "9985af5" in held["source"] and "H200" in held["source"] and "side by side" in held["what"]
-        assert held["kernel_hashes"]
-    cells = [(c["head_dim"], c["seqlen"], c["mask"]) for c in cell_bars.held_beside(cell_bars.V3_FILE)["cells"]]
-    assert len(cells) == len(set(cells)) == 55
-    assert set(cells) >= {
-        (d, s, m) for d, s in [(128, 8192), (128, 32768), (128, 131072), (64, 8192)] for m in paper_masks.NAMES
+    assert held["kernel_hashes"]
+    v3, cells = cell_bars.v3_cells(cell_bars.V3_FILE)
+    assert len(cells) == len(v3["cells"])
+    heads_kv = {
+        128: ((8192, (32, 8)), (32768, (32, 8)), (131072, (32,))),
+        64: ((8192, (64, 8)), (32768, (64, 8)), (131072, (64,))),
     }
-    assert all(
-        0.9 < c[name] < 2
-        for c in cell_bars.held_beside(cell_bars.V3_FILE)["cells"]
-        for name in cell_bars.V3_OVER_OURS.values()
-    )
+    assert set(cells) == {
+        (op, head_dim, seqlen, mask, heads)
+        for op in ("fwd", "bwd")
+        for head_dim, lengths in heads_kv.items()
+        for seqlen, counts in lengths
+        for heads in counts
+        for mask in paper_masks.NAMES
+    }
+    assert all(0.9 < c["over_ours"] < 2 and c["date"].startswith("2026-11-") for c in v3["cells"])
 
 
 # --- Well-formed -------------------------------------------------------------------------------------
@@ -399,29 +404,30 @@ def test_a_mask_may_take_its_visible_share_and_a_fifth(file):
     assert cell_bars.table(cell_bars.rows_of(made["cases"]))[0].split()[-5:] == ["/Flex", "/FA2", "/SDPA", "99", "KiB"]
 
 
-def test_v3_is_the_cells_own_or_measured_next_to_its_kernels(file, tmp_path, monkeypatch):
-    ratios = {"v3_over_ours": 1.2, "v3_over_ours_backward": 1.1}
-    monkeypatch.setattr(cell_bars, "V3_FILE", invented.v3_file(tmp_path / "v3.json", file, **ratios))
+def test_v3_is_the_cells_own_or_recorded(file, tmp_path, monkeypatch):
+    monkeypatch.setattr(cell_bars, "V3_FILE", invented.v3_file(tmp_path / "v3.json", fwd=1.2, bwd=1.1))
     row = cell_bars.row_of(invented.case(file, "causal"))
     assert row["v3"] == pytest.approx(1.2 / 1.01)  # the plan counts as ours
     assert cell_bars.row_of(invented.case(file, "causal", op="bwd"))["v3"] == pytest.approx(1.1 / 1.01)
     assert cell_bars.row_of(invented.case(file, "causal", flashmask_v3=1.5))["v3"] == pytest.approx(1.5 / 1.01)
+    case = invented.case(file, "causal")
+    newer = {**case, "kernel_hashes": {**case["kernel_hashes"], FWD: "new"}}
+    assert cell_bars.row_of(newer)["v3"] == pytest.approx(1.2 / 1.01)  # of its date, whose kernels may be others
+    own = invented.case(file, "causal", flashmask_v3=1.5)
+    assert cell_bars.v3_dates([own]) == [] and cell_bars.v3_dates([own, case]) == ["2026-11-26"]
     others = [
         invented.case(file, "causal", heads_kv=8),
         invented.case(file, "causal", head_dim=64),
         invented.case(file, "causal", seqlen=32768),
-    ]
-    case = invented.case(file, "causal")
-    others += [
-        {**case, "kernel_hashes": {**case["kernel_hashes"], FWD: "new"}},
-        {**case, "kernel_hashes": {}},
         {**case, "batch": 1},
+        {**case, "arch": "sm80"},
+        {**case, "dtype": "float16"},
     ]
     assert [cell_bars.row_of(other)["v3"] for other in others] == [None] * 6
 
 
 def test_a_missing_peer_is_a_dash(file, tmp_path, monkeypatch):
-    monkeypatch.setattr(cell_bars, "V3_FILE", invented.v3_file(tmp_path / "v3.json", file, head_dim=0))
+    monkeypatch.setattr(cell_bars, "V3_FILE", invented.v3_file(tmp_path / "v3.json"))
     made = [invented.case(file, mask) for mask in paper_masks.NAMES]
     rows = cell_bars.rows_of(made)
     assert rows[0]["flex"] is None and rows[0]["v3"] is None and cell_bars.checks(rows) == []
@@ -430,8 +436,7 @@ def test_a_missing_peer_is_a_dash(file, tmp_path, monkeypatch):
 
 
 def test_totals_are_sums_of_times(file, tmp_path, monkeypatch):
-    ratios = {"v3_over_ours": 1.2, "v3_over_ours_backward": 1.1}
-    monkeypatch.setattr(cell_bars, "V3_FILE", invented.v3_file(tmp_path / "v3.json", file, **ratios))
+    monkeypatch.setattr(cell_bars, "V3_FILE", invented.v3_file(tmp_path / "v3.json", fwd=1.2, bwd=1.1))
     forward, backward = (invented.slice_of(file, op, masks=["causal", "document"])["cases"] for op in ("fwd", "bwd"))
     cases = cell_bars.with_totals(forward + backward[:1])
     assert len(cases) == 4 and cell_bars.with_totals(forward) == forward

@@ -111,8 +111,7 @@ def peers_file(path, file, **changes):
 @pytest.fixture
 def documented(file, tmp_path, monkeypatch):
     """All pages of performance and README's part, of receipts and a peers.json: [lines, lines]."""
-    ratios = {"v3_over_ours": 1.2, "v3_over_ours_backward": 0.95}
-    monkeypatch.setattr(cell_bars, "V3_FILE", invented.v3_file(tmp_path / "v3.json", file, **ratios))
+    monkeypatch.setattr(cell_bars, "V3_FILE", invented.v3_file(tmp_path / "v3.json", fwd=1.2, bwd=0.95))
 
     def run(*made, **changes):
         peers = peers_file(tmp_path / "peers.json", file, **changes)
@@ -198,7 +197,7 @@ def test_peers_of_the_run_itself_have_columns_and_of_two_measurements_the_worse_
 
 def test_readmes_part_says_where_ours_is_not_first(file, documented):
     _, part = documented(*slices(file))
-    assert "| FlashMask V3 | 1.19x | 0.94x |  |  |" in part
+    assert "| FlashMask V3 (2026-11-26) | 1.19x | 0.94x |  |  |" in part
     said = " ".join(part)
     assert "FlashAttention-3 and FlashMask V3 take 0.94 of our time in some cells ([which](docs/perf" in said
     assert said.count("which](docs/performance.md#where-ours-is-not-first)") == 1
@@ -372,8 +371,7 @@ def sparsity_figures():
 @pytest.fixture
 def reported(file, tmp_path, monkeypatch):
     """Makes a report from receipts: (page, {file name: SVG})."""
-    ratios = {"v3_over_ours": 1.2, "v3_over_ours_backward": 1.1}
-    monkeypatch.setattr(cell_bars, "V3_FILE", invented.v3_file(tmp_path / "v3.json", file, **ratios))
+    monkeypatch.setattr(cell_bars, "V3_FILE", invented.v3_file(tmp_path / "v3.json", fwd=1.2, bwd=1.1))
 
     def run(*made):
         folder = invented.put(tmp_path / "r", *made)
@@ -441,7 +439,7 @@ def test_report_is_one_page_without_outside_resources(file, reported):
         ElementTree.fromstring(svg)
     bars = drawn["gpu-forward-d128-8k.svg"]
     assert [bars.count(f"{name}:") for name in ("flashmask (plan included)", "cuDNN", "FlashMask V3")] == [12, 2, 12]
-    assert "in a run of its own" in bars and drawn["gpu-sparsity.svg"].count("<circle") == 60
+    assert "our kernels of 2026-11-26" in bars and drawn["gpu-sparsity.svg"].count("<circle") == 60
 
 
 def test_report_shows_fresh_cells_and_marks_another_toolkits(file, reported):
