@@ -4,7 +4,7 @@
 PEERS = ("all gather", "flex")
 LEAST_SPEEDUP = {32768: 1.8, 131072: 1.9}  # of 64/8, on two GPUs
 MOST_FIXED = {"forward": 0.15, "backward": 0.3}  # ms
-MOST_RECEIVED, MOST_OFF = 1.1, 0.1
+MOST_RECEIVED, MOST_OFF, MOST_OVER_FASTEST = 1.1, 0.1, 1.02
 MOST_ERROR = {"cuda": 2e-2, "cpu": 1e-4}  # of the largest value; bfloat16, float32
 
 
@@ -31,5 +31,8 @@ def judgements(cell, device, ranks):
         if peer in times:
             ratio = both(times[peer]) / both(times[auto])
             yield f"{peer}, over ours", ratio, 1.0, ratio > 1
+    if "fastest" in cell:
+        ratio = both(times[auto]) / both(times[cell["fastest"]])
+        yield "auto, over the fastest way", ratio, MOST_OVER_FASTEST, ratio <= MOST_OVER_FASTEST
     off = cell["predicted_ms"][auto] / both(times[auto]) - 1
     yield "prediction off by", off, MOST_OFF, abs(off) <= MOST_OFF

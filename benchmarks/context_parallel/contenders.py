@@ -3,19 +3,23 @@
 
 one          the whole sequence on each process, flashmask_attention
 gather, arrive, overlap, all_to_all   flashmask.context_parallel.attention in each way that the heads allow
+early gradients   arrive with a backward whose gradients of others' keys leave under its rest, which no way takes
 kernels      gather's kernels once everything has arrived, forward and backward
 exchange     the rest of gather: copies and messages
 all gather   all keys and values to everyone, waited for; then flashmask's kernel; a reduce-scatter of their gradients
 flex         torch's own version of all gather: flex_cp_allgather and FlexAttention (CUDA only)
 """
 
+from unittest import mock
+
 import flashmask
 import torch
 import torch.distributed as dist
 from flashmask import context_parallel, ops
-from flashmask.context_parallel import by_keys, cost, exchange
+from flashmask.context_parallel import by_arrival, by_keys, cost, exchange
+from flashmask.context_parallel.attention import WAYS
 
-OURS = ("gather", "arrive", "overlap", "all_to_all")
+OURS = (*WAYS, "early gradients")
 
 
 class Layer:
@@ -139,6 +143,18 @@ def flex(placement, rank, device, batch):
     return call
 
 
+def by_way(way, local):
+    """The call of one of OURS."""
+    if way == "early gradients":
+
+        def with_early_gradients(q, k, v):
+            with mock.patch.dict(WAYS, arrive=by_arrival.ArriveAndLeave):
+                return context_parallel.attention(q, k, v, local, way="arrive")
+
+        return with_early_gradients
+    return lambda q, k, v: context_parallel.attention(q, k, v, local, way=way)
+
+
 def layers(mask, placement, rank, tensors, peers):
     """{name: Layer, Kernels or Exchange, or why there is none}. tensors: q, k, v and dout of the whole sequence.
 
@@ -155,14 +171,10 @@ def layers(mask, placement, rank, tensors, peers):
         if way == "all_to_all" and not cost.divide(heads_q, heads_kv, placement.world_size):
             found[way] = "the ranks cannot share the heads"
             continue
-        if way == "arrive" and (why := exchange.refusal(device)):
+        if way in ("arrive", "early gradients") and (why := exchange.refusal(device)):
             found[way] = why
             continue
-
-        def call(q, k, v, way=way):
-            return context_parallel.attention(q, k, v, local, way=way)
-
-        found[way] = Layer(call, shards, own_dout)
+        found[way] = Layer(by_way(way, local), shards, own_dout)
     found["kernels"] = Kernels(local, *shards, own_dout)
     found["exchange"] = Exchange(local, *shards[1:])
     if "all gather" in peers:

@@ -2,6 +2,7 @@
 """Context parallelism on the GPUs of one machine: time against one GPU, and against gathering all keys.
 
     scripts/gpu-check context-parallel                     # all cells on 2 GPUs; again, it goes on where it ended
+    scripts/gpu-check context-parallel --ranks 4           # on 4, whose receipt is context-parallel-4.json
     python -m benchmarks.context_parallel.speed --device cpu   # a small dry run over gloo
 
 The shapes are those of MARCO's table: 32K tokens in a batch of two and 128K; causal documents, documents, prefix-LM
@@ -12,6 +13,7 @@ the slowest rank's, median over rounds. The bars apply to "auto", the way that t
     fixed cost of gather: the time of its copies and messages less its bytes at the link's rate
                                                               at most 0.15 ms forward, 0.3 ms backward
     an all-gather that is waited for, torch's FlexAttention   slower in every cell
+    the fastest of the ways                                   at most 2 % faster
     received keys over the least that any exchange needs      at most 1.1
     the cost model's time with this run's rates               within 10 %
     out and gradients against one GPU's                       as near as rounding allows
@@ -34,7 +36,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from flashmask.context_parallel import Machine, place
+from flashmask.context_parallel import Machine, exchange, place
+from flashmask.context_parallel.attention import WAYS
 
 from benchmarks import ROOT, receipts
 from benchmarks.context_parallel import contenders
@@ -190,15 +193,16 @@ def measure_cell(cell, arguments, rank, device, link):
     local, found = contenders.layers(mask, placement, rank, tensors, arguments.peers)
     del tensors
     layers = {name: layer for name, layer in found.items() if not isinstance(layer, str)}
-    received = max(placement.received_rows())
+    received, times = max(placement.received_rows()), measure(layers, arguments.rounds, device)
     figures = {
         **cell,
         "head_dim": d,
-        "auto": local.way(heads, d),
+        "auto": local.way(heads, d, arrivals=not exchange.refusal(device)),
+        "fastest": min((way for way in WAYS if way in times), key=lambda way: both(times[way])),
         "received_keys": int(slowest([local.received_keys], device)[0]),
         "least_received_keys": received,
         "errors": errors(layers, placement, rank, device),
-        "times": measure(layers, arguments.rounds, device),
+        "times": times,
         "missing": {name: why for name, why in found.items() if isinstance(why, str)},
     }
     bytes_of_key = heads[1] * 2 * d * dtype.itemsize
@@ -291,7 +295,7 @@ def begin_receipt(arguments, words, link):
     environment = timing.environment() if on_gpu else {"device": "CPU", "driver": "none", "toolkit": "none"}
     environment["torch"] = torch.__version__
     command = shlex.join(["python", "-m", "benchmarks.context_parallel.speed", *words])
-    receipt = receipts.new("context-parallel", environment, command)
+    receipt = receipts.new(path_of(arguments).stem, environment, command)
     receipt["kind"] = "gpu" if on_gpu else "cpu"
     kept = [] if arguments.fresh else cells_of(arguments)
     held = {"ranks": arguments.ranks, "link_gb_s": round(link / 1e9, 2), "cells": kept}
@@ -323,9 +327,10 @@ def run_shapes(ranks):
 
 
 def path_of(arguments):
-    """Path of the receipt; a run on the CPU writes to build/, not to the receipts."""
+    """Path of the receipt, that of two ranks or of others; a run on the CPU writes to build/, not to the receipts."""
     folder = receipts.output_folder() if arguments.device == "cuda" else ROOT / "build" / "context-parallel"
-    return Path(os.environ.get("OUT") or folder) / "context-parallel.json"
+    of_ranks = "" if arguments.ranks == 2 else f"-{arguments.ranks}"
+    return Path(os.environ.get("OUT") or folder) / f"context-parallel{of_ranks}.json"
 
 
 def cells_of(arguments):

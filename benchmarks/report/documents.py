@@ -20,7 +20,7 @@ from benchmarks.report.comparison import (
     runs_text,
     v3_name,
 )
-from benchmarks.report.markdown import markdown_table, ms_text, paragraph, percent, speed_text
+from benchmarks.report.markdown import listed, markdown_table, ms_text, paragraph, percent, speed_text
 from benchmarks.report.performance_pages import COMMAND
 from benchmarks.report.sections import figures_of, overlap_text
 from benchmarks.report.shapes import is_grouped
@@ -89,49 +89,65 @@ def training(cases, topics):
     ]
 
 
+# Contenders beside the way that the model chooses, as the page names them.
+_OTHERS = {
+    "gather": '`way="gather"`',
+    "arrive": '`way="arrive"`',
+    "early gradients": "arrive with early gradients",
+    "overlap": '`way="overlap"`',
+}
+
+
 def context_parallel(cases, topics):
-    """docs/context-parallel.md's table."""
-    found = figures_of(topics, "context-parallel")
-    if not found:
-        return []
-    held, run = found["context_parallel"], topics["context-parallel"]
-    rows = []
-    others = [way for way in ("arrive", "overlap") if any(way in cell["times"] for cell in held["cells"])]
-    for cell in held["cells"]:
-        ms = {name: both(times) for name, times in cell["times"].items()}
-        ours = ms[cell["auto"]]
-        over = [speed_text(ms[name] / ours) for name in ("one", "all gather")]
-        travels = cell["received_keys"] / (cell["seqlen"] * cell["batch"])
-        fixed = " / ".join(f"{cell[f'fixed_{phase}_ms']:.2f}" for phase in ("forward", "backward"))
-        off = percent(cell["predicted_ms"][cell["auto"]] / ours - 1)
-        shape = [f"{short_length(cell['seqlen'])} x {cell['batch']}", cell["mask"]]
-        shape += [f"{cell['heads']} / {cell['heads_kv']}", percent(travels)]
-        of_others = [ms_text(ms[way]) if way in ms else "" for way in others]
-        rows.append([*shape, ms_text(ms["one"]), ms_text(ours), *over, *of_others, fixed, off])
-    head = ["tokens", "mask", "heads", "keys that travel", "one, ms", "both, ms", "over one", "over an all-gather"]
-    bars = missed_bars.of_context_parallel(topics)
+    """docs/context-parallel.md's tables."""
+    lines = [line for run in missed_bars.context_parallel_runs(topics).values() for line in [*of_gpus(run), ""]]
+    return lines[:-1]
+
+
+def of_gpus(run):
+    """The table of a receipt of context parallelism, and what it says of the bars."""
+    held = run["figures"]["context_parallel"]
+    others = [way for way in _OTHERS if any(way in cell["times"] and way != cell["auto"] for cell in held["cells"])]
+    head = ["tokens", "mask", "heads", "keys that travel", "one, ms", "all, ms", "over one", "over an all-gather"]
+    bars = missed_bars.of_context_parallel(run)
     missed = "; ".join(
         f"{what}: {count} ({reached}; {asked})" for what, count, reached, asked in missed_bars.missed_rows(bars)
     )
-    ways = " and ".join(f'`way="{way}"`' for way in others)
     held_bars = f"{sum(bar.passed for bar in bars)} of {len(bars)} bars held"
     return [
         *paragraph(
             f"Forward and backward on {held['ranks']} GPUs, d = 128 ({run['date']}, {run['device']}; a link takes in "
-            f"{held['link_gb_s']:.0f} GB/s): time on one and on both, and speed over an all-gather of all keys that is "
-            f"waited for, on the same rows; then the time of {ways}, in ms. Fixed: what is neither kernels nor bytes "
-            "at the link's rate, forward and backward, in ms. Last: how far the model's time, with this run's "
-            "rates, is from the measured one."
+            f"{held['link_gb_s']:.0f} GB/s): time on one and on all, and speed over an all-gather of all keys that is "
+            f"waited for, on the same rows; then the time of {listed([_OTHERS[way] for way in others])}, in ms. Fixed: "
+            "what is neither kernels nor bytes at the link's rate, forward and backward, in ms. Last: how far the "
+            "model's time, with this run's rates, is from the measured one."
         ),
-        *markdown_table([*head, *(f"{way}, ms" for way in others), "fixed", "predicted"], rows),
+        *markdown_table(
+            [*head, *(f"{way}, ms" for way in others), "fixed", "predicted"],
+            [context_parallel_row(cell, others) for cell in held["cells"]],
+        ),
         "",
-        *paragraph(f"{overlap_text(topics)} {held_bars}{f'; missed were {missed}' * bool(missed)}.")[:-1],
+        *paragraph(f"{overlap_text(run)} {held_bars}{f'; missed were {missed}' * bool(missed)}.")[:-1],
     ]
+
+
+def context_parallel_row(cell, others):
+    ms = {name: both(times) for name, times in cell["times"].items()}
+    ours = ms[cell["auto"]]
+    over = [speed_text(ms[name] / ours) for name in ("one", "all gather")]
+    travels = cell["received_keys"] / (cell["seqlen"] * cell["batch"])
+    fixed = " / ".join(f"{cell[f'fixed_{phase}_ms']:.2f}" for phase in ("forward", "backward"))
+    off = percent(cell["predicted_ms"][cell["auto"]] / ours - 1)
+    shape = [f"{short_length(cell['seqlen'])} x {cell['batch']}", cell["mask"]]
+    shape += [f"{cell['heads']} / {cell['heads_kv']}", percent(travels)]
+    of_others = [ms_text(ms[way]) if way in ms else "" for way in others]
+    return [*shape, ms_text(ms["one"]), ms_text(ours), *over, *of_others, fixed, off]
 
 
 def overlap(cases, topics):
     """The measured figures of docs/context-parallel-scaling.md."""
-    return paragraph(overlap_text(topics))[:-1]
+    said = map(overlap_text, missed_bars.context_parallel_runs(topics).values())
+    return paragraph(" ".join(said))[:-1]
 
 
 PARTS = {"summary": summary, "training": training, "context_parallel": context_parallel, "overlap": overlap}

@@ -12,7 +12,8 @@ from benchmarks.report.markdown import listed, markdown_table
 Bar = namedtuple("Bar", "what got bar passed")
 HOPPER_KERNELS, MMA_SYNC_KERNELS = "Hopper's kernels", "mma.sync's kernels"
 ELEMENT_MASKS, BLOCK_MASKS, FEATURES, PADDING = "element masks", "block masks", "features", "head dims by padding"
-HOST_TIME, TWO_GPUS, END_TO_END = "host time of a PyTorch call", "two GPUs", "training end to end"
+HOST_TIME, END_TO_END = "host time of a PyTorch call", "training end to end"
+SEVERAL_GPUS = {2: "two GPUs", 4: "four GPUs"}  # of context parallelism
 DECODE = "decode over caches"
 PREFILL = "prefill over caches"
 FORESTS = "shared prefixes"
@@ -66,8 +67,17 @@ def of_host_time(found):
     ]
 
 
-def of_context_parallel(topics):
-    held = topics["context-parallel"]["figures"]["context_parallel"]
+def context_parallel_runs(topics):
+    """{GPUs: the receipt of context parallelism on so many}, the fewest first."""
+    found = {
+        t["figures"]["context_parallel"]["ranks"]: t for t in topics.values() if "context_parallel" in t["figures"]
+    }
+    return dict(sorted(found.items()))
+
+
+def of_context_parallel(run):
+    """Bars of one of these receipts."""
+    held = run["figures"]["context_parallel"]
     judged = [x for cell in held["cells"] for x in context_parallel_bars.judgements(cell, "cuda", held["ranks"])]
     return [Bar(what, abs(got), bar, passed) for what, got, bar, passed in judged]
 
@@ -108,7 +118,7 @@ def of_all(cases, topics, host_times):
         FEATURES: of_features(topics),
         PADDING: of_topic(topics, "padding", "over_instance", lambda c: "time over the larger head dim's"),
         HOST_TIME: [bar for found in host_times for bar in of_host_time(found)],
-        TWO_GPUS: of_context_parallel(topics) if "context-parallel" in topics else [],
+        **{SEVERAL_GPUS[n]: of_context_parallel(run) for n, run in context_parallel_runs(topics).items()},
         DECODE: of_decode(topics),
         PREFILL: of_prefill(topics),
         FORESTS: of_forests(topics),

@@ -174,7 +174,8 @@ def overview(cases):
 
 def not_first(cases, others, topics):
     said = [left_out_text(cases), slower_text(cases), mma_sync_text(others)]
-    said += [sections.features_text(topics), sections.overlap_text(topics)]
+    said += [sections.features_text(topics)]
+    said += map(sections.overlap_text, missed_bars.context_parallel_runs(topics).values())
     return [
         "## Where ours is not first",
         "",
@@ -224,7 +225,7 @@ def missed(cases, topics):
         missed_bars.DECODE: f"performance/{DECODE}",
         missed_bars.PREFILL: f"performance/{DECODE}",
         missed_bars.FORESTS: f"performance/{DECODE}",
-        missed_bars.TWO_GPUS: "context-parallel.md#which-way",
+        **dict.fromkeys(missed_bars.SEVERAL_GPUS.values(), "context-parallel.md#which-way"),
         missed_bars.END_TO_END: "end-to-end.md#what-was-to-be-reached",
     }
     found = missed_bars.of_all(cases, topics, sections.of_suites(topics, "torch_overhead"))

@@ -313,17 +313,17 @@ def first_call(topics):
     return section("First call", "scripts/gpu-check first", said)
 
 
-def overlap_text(topics):
-    """How `way="overlap"` of context parallelism does beside gather."""
-    found = figures_of(topics, "context-parallel")
-    cells = [c["times"] for c in found["context_parallel"]["cells"]] if found else []
+def overlap_text(run):
+    """How `way="overlap"` of context parallelism does beside gather, by one of its receipts."""
+    held = run["figures"]["context_parallel"]
+    cells = [c["times"] for c in held["cells"]]
     ratios = [both(t["overlap"]) / both(t["gather"]) for t in cells if "overlap" in t and "gather" in t]
     if not ratios:
         return ""
     slower = sum(ratio > 1 for ratio in ratios)
     return (
-        f'On {found["context_parallel"]["ranks"]} GPUs of one host `way="overlap"` is slower than gather in {slower} '
-        f"of {len(ratios)} cells: it takes {range_text(ratios)} times as long."
+        f'On {held["ranks"]} GPUs of one host `way="overlap"` is slower than gather in {slower} of {len(ratios)} '
+        f"cells: it takes {range_text(ratios)} times as long."
     )
 
 

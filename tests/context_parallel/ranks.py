@@ -12,13 +12,15 @@ import signal
 import sys
 import time
 import traceback
+import warnings
 from unittest import mock
 
 import host_peers
 import torch
 import torch.distributed as dist
 from flashmask import Mask, UnsupportedError, context_parallel, masks
-from flashmask.context_parallel import exchange
+from flashmask.context_parallel import by_arrival, cost, exchange
+from flashmask.context_parallel.attention import WAYS
 from flashmask.torch import ops
 from flashmask.torch.dropout import draw_state
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -418,10 +420,62 @@ def test_one_registration(rank, world):
     assert held[0] <= held[1] == held[2] and held[0][1] < held[1][1], held
 
 
-def test_gradients_that_leave_early(rank, world):
-    """Gradients leave early where ranks have whole blocks of keys: under masks of each form, and with a sink."""
+def test_an_arriving_forward_has_a_gathered_backward(rank, world):
+    """Also where gradients could leave early, and whether gather keeps received keys or has them travel again."""
     if not has_arrivals(world):
         return
+    n, heads = 256 * world, (2 * world, world)
+    kept, of_calls = set(), features(heads[0], 2)
+    with mock.patch.object(ops, "early_backward", wraps=ops.early_backward) as early:
+        for mask, what in ((Mask(n, n), "sink"), (Mask(n, n, causal=True, window=(40, -1)), "dropout")):
+            placement = context_parallel.place(mask, world, scheme="contiguous")
+            local = placement.mask(rank)
+            kept.add(local.keeps_keys)
+            assert local.parts_are_whole_tiles
+            check_features(what, mask, placement, rank, tensors(mask, heads=heads), of_calls[what], ("arrive",), 2e-5)
+    assert early.call_count == 0 and kept == ({True, False} if world > 2 else {True})
+
+
+def test_auto_takes_keys_that_arrive(rank, world):
+    """Keys arrive where the model finds that fastest; if one rank cannot, or too many bytes would be registered, all
+    ranks take the next fastest way, without a warning."""
+    if not has_arrivals(world):
+        return
+    mask = Mask(300, 300)
+    placement = context_parallel.place(mask, world)
+    inputs = tensors(mask, heads=(5, 1), batch=1)  # which no ranks can share
+    machine = cost.Machine
+
+    def arrives(group, way="auto"):
+        local = placement.mask(rank).to(device())
+        shards = [placement.shard(x, rank) for x in inputs[:3]]
+        with mock.patch.object(ops, "arriving_attention", wraps=ops.arriving_attention) as arriving:
+            out = context_parallel.attention(*shards, local, group=group, way=way, arrival_timeout=ARRIVAL_TIMEOUT)
+        check("auto", (out,), whole(mask, *inputs)[:1], placement, rank, 2e-5)
+        return arriving.call_count == 1
+
+    reached, refused, limited = (dist.new_group() for _ in range(3))
+    assert not arrives(reached)  # the pieces of so short a call take longer, for their latency
+    at_once = mock.patch.object(cost, "Machine", lambda **given: machine(latency=0.0, **given))
+    with at_once, warnings.catch_warnings(record=True) as warned:
+        assert arrives(reached)
+        with mock.patch.object(exchange, "rank_refusal", lambda device: "its GPU differs" * (rank == 1)):
+            assert not arrives(refused)
+        with mock.patch.object(exchange, "MOST_BYTES", 1 << 20):
+            assert not arrives(limited) and arrives(limited, "arrive")
+    assert not [w for w in warned if "way is" in str(w.message)]
+
+
+def test_gradients_that_leave_early(rank, world):
+    """The backward that no way takes: gradients leave early where ranks have whole blocks of keys, under masks of each
+    form, and with a sink."""
+    if not has_arrivals(world):
+        return
+    with mock.patch.dict(WAYS, arrive=by_arrival.ArriveAndLeave):
+        check_gradients_that_leave_early(rank, world)
+
+
+def check_gradients_that_leave_early(rank, world):
     n, heads = 256 * world, (2 * world, world)
     generator = torch.Generator().manual_seed(4)
     documents = masks.causal_document(seqlens=[100, n - 230, 130])
@@ -449,6 +503,16 @@ def test_gradients_that_leave_early(rank, world):
                 check_features(f"{name} {scheme}", mask, placement, rank, inputs, of_call, ("arrive",), 2e-5)
                 early.append(calls.call_count - before)
     assert set(early) <= {0, 2} and 2 in early, early  # twice each, but where nothing travels
+
+
+def test_settings_of_cuda(rank, world):
+    """Keys arrive in tensors of whatever allocator, and through one hardware queue."""
+    if not has_arrivals(world):
+        return
+    test_an_arriving_forward_has_a_gathered_backward(rank, world)
+    test_gradients_that_leave_early(rank, world)
+    if ON_GPU and "expandable_segments:True" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""):
+        assert any(segment["is_expandable"] for segment in torch.cuda.memory_snapshot())
 
 
 class SlowPeers(exchange.CudaPeers):
@@ -685,15 +749,17 @@ def test_training(rank, world):
 
 
 OF_ARRIVALS = False
-_ARRIVALS = (test_one_registration, test_gradients_that_leave_early, test_delays_beside_collectives)
-_ARRIVALS = *_ARRIVALS, test_keys_that_do_not_come
+_ARRIVALS = (test_one_registration, test_an_arriving_forward_has_a_gathered_backward, test_auto_takes_keys_that_arrive)
+_ARRIVALS = *_ARRIVALS, test_gradients_that_leave_early, test_delays_beside_collectives, test_keys_that_do_not_come
 _IN_ALL_WAYS = (test_families, test_features, test_lengths_and_heads, test_half, test_checkpointing, test_layouts)
 _IN_ALL_WAYS = *_IN_ALL_WAYS, test_calls_of_the_host, test_training, test_infinite_gradients_stay_in_their_column
 _IN_ALL_WAYS = *_IN_ALL_WAYS, test_dropout_of_short_sequences, test_a_state_for_all
-TESTS = {name: value for name, value in globals().items() if name.startswith("test_") and value not in _ARRIVALS}
+_APART = *_ARRIVALS, test_settings_of_cuda
+TESTS = {name: value for name, value in globals().items() if name.startswith("test_") and value not in _APART}
 # Tests of way="arrive", apart: a rank may wait for another in vain. Those of a group share a start of the processes.
 GROUPS = [[test.__name__ for test in group] for group in (_ARRIVALS, _IN_ALL_WAYS)]
 ARRIVALS = {test.__name__: test for test in (*_ARRIVALS, *_IN_ALL_WAYS)}
+UNDER_SETTINGS = {test_settings_of_cuda.__name__: test_settings_of_cuda}
 LIMIT = 20 if ON_GPU else 240  # seconds that a test of arrivals may take on a rank
 
 
@@ -715,7 +781,8 @@ def run(rank, world, folder, names=()):
     begin(rank)
     backend = "nccl" if ON_GPU else "gloo"
     dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=world)
-    for name, test in {n: ARRIVALS[n] for n in names}.items() if names else TESTS.items():
+    of_names = ARRIVALS | UNDER_SETTINGS
+    for name, test in {n: of_names[n] for n in names}.items() if names else TESTS.items():
         error = ""
         with open(os.path.join(folder, f"{name}.{rank}"), "w") as file:
             if names:  # says where it waits, and ends

@@ -22,13 +22,13 @@ SCRIPT = pathlib.Path(__file__).with_name("ranks.py")
 _folders = {}
 
 
-def results(world, tmp_path_factory, names=()):
+def results(world, tmp_path_factory, names=(), settings=()):
     """The folder with what each rank says of each test: one start of all processes for each world size, and for these
-    tests of arrivals."""
-    key = world, *names
+    tests of arrivals. settings: ((variable of the environment, value), ...)."""
+    key = world, *names, settings
     if key not in _folders:
         folder = _folders[key] = tmp_path_factory.mktemp(f"ranks{world}")
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **dict(settings)}
         of_arrivals = ["arrivals", *names] if names else []
         processes = [
             subprocess.Popen([sys.executable, SCRIPT, str(rank), str(world), folder, *of_arrivals], env=environment)
@@ -75,6 +75,15 @@ def test_arrivals(name, world, tmp_path_factory):
     """A rank says where it waits when a test takes longer than ranks.LIMIT."""
     (names,) = (group for group in ranks.GROUPS if name in group)
     check(name, world, results(world, tmp_path_factory, names))
+
+
+@pytest.mark.skipif(not ranks.ON_GPU or torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize(
+    "settings", [("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"), ("CUDA_DEVICE_MAX_CONNECTIONS", "1")]
+)
+def test_arrivals_under_settings(settings, tmp_path_factory):
+    (name,) = ranks.UNDER_SETTINGS
+    check(name, 2, results(2, tmp_path_factory, (name,), (settings,)))
 
 
 @pytest.mark.parametrize("scheme", ["contiguous", "zigzag", "balanced"])
@@ -183,6 +192,29 @@ def test_cpus_take_no_keys_that_arrive():
     assert "keys arrive on GPUs alone" in exchange.refusal(q.device)
     with pytest.raises(ValueError, match="event is null"):
         ops.early_backward(q, None, q, q, q, q, lse, mask, (*early, 0, 0), *options)
+
+
+def test_ranks_that_take_no_keys_that_arrive(monkeypatch):
+    """Variables of the environment decide as well as the GPU."""
+    gpu, capability = torch.device("cuda", 0), [9, 0]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: tuple(capability))
+    for variable, value, words in (
+        ("FLASHMASK_KERNELS", "sm80", "FLASHMASK_KERNELS is 'sm80'"),
+        ("CUDA_LAUNCH_BLOCKING", "1", "CUDA_LAUNCH_BLOCKING is set"),
+    ):
+        monkeypatch.delenv(variable, raising=False)
+        assert exchange.rank_refusal(gpu) == ""
+        monkeypatch.setenv(variable, value)
+        assert words in exchange.rank_refusal(gpu)
+        monkeypatch.delenv(variable)
+    capability[0] = 8
+    assert "not a Hopper one" in exchange.rank_refusal(gpu)
+
+
+def test_patience_for_keys():
+    """Nobody is less patient than NCCL's groups are without having asked for keys that arrive."""
+    read = sys.modules["flashmask.context_parallel.attention"]._read_timeout
+    assert read(None, "arrive") == 60 and read(None, "auto") == 600 and read(5, "auto") == 5
 
 
 def test_wrong_ways_and_groups(tmp_path):

@@ -3,8 +3,8 @@
 
 The rank's own keys come first, and then pieces of others', in the order in which they are copied from their owners'
 memory (exchange.py); the kernel waits for a piece when it comes to it. So a result's bits do not depend on when keys
-arrive. The backward runs when all are there. Where it can, it computes the gradients of others' keys first, which their
-owners copy while it computes its own; otherwise it is gather's.
+arrive. The backward is gather's, over keys in that order; another, whose gradients of others' keys leave while it
+computes the rest, has been measured to be slower.
 """
 
 import math
@@ -14,6 +14,7 @@ import torch
 from ..torch import ops
 from . import exchange
 from .by_keys import (
+    Gather,
     all_keys,
     gathered_backward,
     has_partial_keys,
@@ -31,7 +32,14 @@ _GRADIENT = torch.float32  # dtype of gradients that travel
 _ALIGNMENT = 16  # bytes, of each stack in a slot, so that it moves in as large units as the tensors
 
 
-class Arrive(torch.autograd.Function):
+class Arrive(Gather):
+    """Gather with a forward that begins before the keys are there."""
+
+    @staticmethod
+    def slot_bytes(k, v, local):
+        """Bytes that any rank sends at a time, at most, of tensors like these."""
+        return local.once(("slot bytes", k.shape, v.shape, k.dtype), lambda: _key_bytes(k, v, local))
+
     @staticmethod
     def forward(ctx, q, k, v, sink, alibi_slopes, local, group, options):
         local = local.by_arrival()
@@ -54,13 +62,28 @@ class Arrive(torch.autograd.Function):
             k, v = whole_k, whole_v
         return save(ctx, q, k, v, out, lse, sink, alibi_slopes, local, group, options)
 
+
+class ArriveAndLeave(Arrive):
+    """Arrive with a backward of its own where the call allows one: gradients of others' keys come first, and their
+    owners copy them while it computes the rest.
+
+    No way of attention() takes it: on two H200s it was slower than gather's backward in 15 of 18 cells. Put in the
+    place of Arrive (attention.WAYS), it is what tests and benchmarks/context_parallel run.
+    """
+
+    @staticmethod
+    def slot_bytes(k, v, local):
+        """Bytes that any rank sends at a time, keys or float32 gradients of others' keys."""
+        keys = Arrive.slot_bytes(k, v, local)
+        return max(keys, _gradient_bytes(k, local)) if _leaves_early(k, v, local) else keys
+
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, dout, dlse):
         q, k, v, out, lse, sink, alibi_slopes = saved = ctx.saved_tensors  # once: checkpoints compute them
         local, group, options = ctx.call
         features = options.features(sink, alibi_slopes) | options.origins(local, q.device).gathered
-        if not (leaves_early(k, v, local) and has_partial_keys(q, features)):
+        if not (_leaves_early(k, v, local) and has_partial_keys(q, features)):
             return gathered_backward(dout, dlse, saved, local, group, options)
         if not local.keeps_keys:
             k, v = all_keys(k, v, local, group)
@@ -83,25 +106,20 @@ class Arrive(torch.autograd.Function):
         return dq.to(q.dtype), dk, dv, dsink if sink is not None else None, None, None, None, None
 
 
-def leaves_early(k, v, local):
+def _leaves_early(k, v, local):
     """Tells if a backward has gradients of others' keys first, which then leave under its rest; alike on all ranks."""
     return k.shape[2:] == v.shape[2:] and local.parts_are_whole_tiles
 
 
-def slot_bytes(k, v, local):
-    """Bytes that any rank sends at a time, at most, of tensors like these and of their gradients."""
-    key = "slot bytes", k.shape, v.shape, k.dtype
-    return local.once(key, lambda: _slot_bytes(k, v, local))
-
-
-def _slot_bytes(k, v, local):
+def _key_bytes(k, v, local):
     batch = k.shape[0] if local.travels_together else 1
     of_key = sum(math.prod(x.shape[2:]) * x.itemsize for x in (k, v))
-    keys = max(map(sum, local.travelling())) * batch * of_key + _ALIGNMENT
-    if not leaves_early(k, v, local):
-        return keys
+    return max(map(sum, local.travelling())) * batch * of_key + _ALIGNMENT
+
+
+def _gradient_bytes(k, local):
     received = max(local.received_by(rank) for rank in range(local.world_size))
-    return max(keys, received * k.shape[0] * 2 * math.prod(k.shape[2:]) * _GRADIENT.itemsize)
+    return received * k.shape[0] * 2 * math.prod(k.shape[2:]) * _GRADIENT.itemsize
 
 
 def _row_bytes(stack):
