@@ -86,9 +86,8 @@ __device__ __forceinline__ float over_warp(float x, const F& f) {
 
 /// Merges the results of a row and query head, with all lanes of a warp, and stores them.
 template <typename Element>
-__device__ __forceinline__ void merge_row(const CachedParams& p, int64_t batch, int64_t row, int32_t i, int32_t head,
-                                          int32_t columns) {
-  const ForestResults results(p, i, head, columns);
+__device__ __forceinline__ void merge_row(const CachedParams& p, const ForestResults& results, int64_t batch,
+                                          int64_t row, int32_t head, int32_t columns) {
   const auto lane = static_cast<int32_t>(threadIdx.x % 32);
   ResultValues values;
   values.load(results, 0, 4 * lane);
@@ -124,13 +123,16 @@ __device__ __forceinline__ void merge_row(const CachedParams& p, int64_t batch, 
 /// Merges the results of all rows of a forest, a row and query head a warp.
 template <typename Element>
 __device__ inline void merge_forest(const CachedParams& p, int32_t columns) {
-  wait_for_previous();
-  allow_next();
   const RequestRows rows = SequenceView(p.call, 0).rows();
   const int32_t heads = p.plan.group * p.plan.heads_kv;
   const int64_t n = int64_t{blockIdx.x} * kForestMergeWarps + threadIdx.x / 32, i = quotient(n, heads);
-  if (i < rows.count)
-    merge_row<Element>(p, 0, rows.begin + i, static_cast<int32_t>(i), static_cast<int32_t>(n - i * heads), columns);
+  const auto head = static_cast<int32_t>(n - i * heads);
+  const bool is_there = i < rows.count;
+  // The kernel before let this one begin when it had waited for the plan.
+  const ForestResults results(p, is_there ? static_cast<int32_t>(i) : 0, head, columns);
+  wait_for_previous();
+  allow_next();
+  if (is_there) merge_row<Element>(p, results, 0, rows.begin + i, head, columns);
 }
 
 }  // namespace flashmask::cuda
