@@ -75,8 +75,11 @@ def check(batch, forest=None, mask=None, **options):
     forest = forest or batch.forest(mask=mask)
     every = {"return_softmax_lse": True, **options}
     wanted = flashmask_with_kvcache(batch.q, batch.cache, mask, cu_seqlens_q=batch.cu_seqlens_q, **every)
-    for got, want in zip(forest.attention(batch.q, batch.cache, mask, **every), wanted):
+    out, lse = forest.attention(batch.q, batch.cache, mask, **every)
+    for got, want in zip((out, lse), wanted):
         torch.testing.assert_close(got, want, **TOLERANCE)
+    in_order = forest.attention(batch.q[forest.order], batch.cache, mask, in_order=True, **every)
+    assert torch.equal(in_order[0][forest.places], out) and torch.equal(in_order[1][:, forest.places], lse)
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 16, 64])

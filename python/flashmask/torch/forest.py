@@ -129,7 +129,7 @@ class Forest:
                 f"for each of {self.rows} rows; it must be from 1 to {_MOST_KEYS}"
             )
         new = page_table.new_empty
-        self._places, self._rows_in_order = (new(self.rows, dtype=torch.int64) for _ in range(2))
+        self._places, self._order = (new(self.rows, dtype=torch.int64) for _ in range(2))
         self._q_pos, self._k_pos = new(1, self.rows), new(1, self.max_keys)
         self._bounds, self._pages, self._keys = new(1, self._mask.heads, self.max_keys, 2), new(1, pages), new(1)
         self.update()
@@ -137,8 +137,19 @@ class Forest:
     @property
     def bytes(self) -> int:
         """Memory of the forest on its device."""
-        tensors = (self._places, self._rows_in_order, self._q_pos, self._k_pos, self._bounds, self._pages, self._keys)
+        tensors = (self._places, self._order, self._q_pos, self._k_pos, self._bounds, self._pages, self._keys)
         return sum(x.numel() * x.element_size() for x in tensors)
+
+    @property
+    def order(self) -> torch.Tensor:
+        """int64 [rows]: the batch's row that comes n-th in the forest's order, in which requests that share pages lie
+        side by side. update() writes it."""
+        return self._order
+
+    @property
+    def places(self) -> torch.Tensor:
+        """int64 [rows]: where each row of the batch comes in the forest's order."""
+        return self._places
 
     def update(self) -> None:
         """Reads the tables, lengths and the mask again: once a step, for all layers. It does not wait for a device, so
@@ -187,6 +198,7 @@ class Forest:
         mask: SequenceMask | None = None,
         plan: CachePlan | None = None,
         *,
+        in_order: bool = False,
         return_softmax_lse: bool = False,
         validate: bool = False,
         **options: Any,
@@ -197,6 +209,8 @@ class Forest:
         cache: with the forest's own page_table and seqlens.
         mask: the forest's, or one that has another window and is the same otherwise; None: the forest's.
         plan: from plan(), updated by update_plan; None: the call makes its own.
+        in_order: the rows of q, and so those of the results, come in the forest's order, and are not gathered: where
+            hidden states are put in `order` once a step, layers save two copies each.
         validate: as there, of the requests' own lengths and tables.
         options: the others of flashmask_with_kvcache; alibi_slopes are [heads_q].
 
@@ -205,7 +219,9 @@ class Forest:
         """
         _refuse_options(options)
         one_mask = self._as_one_mask(mask, options.get("alibi_slopes") is not None)
-        rows = self._rows_of(q)[self._rows_in_order][None]  # index_select takes long with few rows
+        as_they_are = slice(None), slice(None)
+        order, places = as_they_are if arguments.flag("in_order", in_order) else (self.order, self.places)
+        rows = self._rows_of(q)[order][None]  # index_select takes long with few rows
         one_cache = self._as_one_cache(cache)
         if arguments.flag("validate", validate):
             validate_call(cache, mask or self._mask.mask, q, self._cu_seqlens_q)
@@ -216,10 +232,10 @@ class Forest:
             rows, one_cache, one_mask, plan, return_softmax_lse=return_softmax_lse, **options, **self._invariance
         )
         out, lse = result if return_softmax_lse else (result, None)
-        out = out[0][self._places].view(*q.shape[:-1], out.shape[-1])
+        out = out[0][places].view(*q.shape[:-1], out.shape[-1])
         if lse is None:
             return out
-        lse = lse[0].index_select(1, self._places)
+        lse = lse[0][:, places]
         return out, lse if q.ndim == 3 else lse.view(-1, *q.shape[:2]).transpose(0, 1).contiguous()
 
     def __repr__(self) -> str:
@@ -324,9 +340,9 @@ class Forest:
         places = torch.where(is_row, begins_in_order[rank] + index, of_none)
         positions = self._mask.row_positions(in_batch, request, sequence_row).to(torch.int32)
         self._places.copy_(places)
-        self._rows_in_order.scatter_(0, places, row)
+        self._order.scatter_(0, places, row)
         self._q_pos[0].scatter_(0, places, positions)
-        return PlacedRows(rank, is_row, index, sequence_row, self._rows_in_order, begins_in_order)
+        return PlacedRows(rank, is_row, index, sequence_row, self._order, begins_in_order)
 
     def _place_pages(
         self, requests: Requests, begins: torch.Tensor, shared: torch.Tensor, listing: Listing | None
