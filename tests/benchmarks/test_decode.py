@@ -488,8 +488,8 @@ def test_forests_are_measured_beside_the_plain_call_and_levels(steps, capsys):
     figures = json.loads(json.dumps(receipt["figures"]["forests"]))
     assert not figures["failed"] and not figures["not_measured"]
     assert [(row["shared"], set(row["us"])) for row in figures["cells"]] == [
-        (128, {"ours", "forest", "cascade", "update"}),
-        (0, {"ours", "forest", "update"}),
+        (128, {"ours", "forest", "in_order", "cascade", "update"}),
+        (0, {"ours", "forest", "in_order", "update"}),
     ]
     assert {"sm90.cache.shares"} < set(receipt["kernel_hashes"])
     assert "3 of 3 bars held" in capsys.readouterr().out
