@@ -174,7 +174,12 @@ class DecodeProducer {
       waits = finds;
       waiting_ = places;
       waiting_head_ = units_.head();
+      if constexpr (Traits::kDropsKeys) waiting_kept_ = keeps_keys();
     }
+  }
+  /// True if L2 is to keep the unit's keys, which other row tiles read: not those that few rows of a forest see.
+  __device__ __forceinline__ bool keeps_keys() const {
+    return !p_.plan.is_forest() || units_.tile().row_count * units_.tile().head_count > cuda::kPackedRows;
   }
   __device__ __forceinline__ void begin_unit(int32_t skipped) {
     blocks_.begin(p_, units_.tile(), units_.head(), skipped);
@@ -316,7 +321,7 @@ class DecodeProducer {
         if (column >= copied_.blocks) continue;
         Stored* const to = slot + (column * Traits::kCopiedKeys + key) * 64;
         const ptx::BoxOrigin from{place.row, 0, waiting_head_, page};
-        if constexpr (Traits::kKeepsKeys) {
+        if (Traits::kKeepsKeys && (!Traits::kDropsKeys || waiting_kept_)) {
           ptx::tma_load(to, copied_.map, full, from, 64 * column);
         } else {
           ptx::tma_load_once(to, copied_.map, full, from, 64 * column);
@@ -404,6 +409,7 @@ class DecodeProducer {
   int32_t split_end_ = 0;  ///< the end of the split under way; 0: none of the unit's is
   Places waiting_{};
   int32_t waiting_head_ = 0;
+  bool waiting_kept_ = true;
 };
 
 }  // namespace flashmask::sm90

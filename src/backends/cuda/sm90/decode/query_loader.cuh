@@ -29,7 +29,7 @@ class DecodeQueryLoader {
       if (work.tiles == Work::kEnd) return;
       ptx::wait(shared_.q_empty[queries_.stage()], queries_.phase() ^ 1);
       delay<Role::kProducer>();
-      if (Traits::kBoxesQueries && p_.query_box_rows > 0) {
+      if (Traits::kBoxesQueries && p_.query_box_rows > 0 && (kFewRows == 0 || work.count() > kFewRows)) {
         load_box(work, shared_.q_full[queries_.stage()]);
       } else {
         load(work);
@@ -45,6 +45,8 @@ class DecodeQueryLoader {
  private:
   using Swizzle = ptx::Swizzle128;
   static constexpr int kRowChunks = Traits::kQkBlocks * 8;
+  /// Packed rows up to which a warp copies them: a box of TMA has all that a tile can have.
+  static constexpr int kFewRows = Traits::kFloat8 ? 0 : 8;
 
   /// Copies all rows that a tile can have: those past the unit's are other rows of q, or zeros, and are not stored.
   __device__ __forceinline__ void load_box(const Work& work, uint64_t& full) const {

@@ -62,6 +62,8 @@ struct DecodeTraits {
   static constexpr bool kBoxesQueries = kConsumers > 1;
   /// Lets L2 keep keys and values, which other row tiles read.
   static constexpr bool kKeepsKeys = kConsumers > 1;
+  /// But not those that a forest's few rows see, for which not all kernels have registers, either.
+  static constexpr bool kDropsKeys = kKeepsKeys && kCopiesFirst;
   static constexpr int kWorks = 4, kTiles = 4, kMasks = kTile.masks, kQueries = kTile.queries;
   static constexpr bool kOverlaps = kTile.overlaps, kTurns = kTile.turns;
   static_assert(!kTurns || kConsumers > 1);
