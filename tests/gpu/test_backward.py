@@ -356,6 +356,36 @@ def test_fewer_ctas(dim, heads_kv):
 
 
 @pytest.mark.cuda
+@types
+@pytest.mark.parametrize("kind", ["full", "causal", "documents", "hidden keys", "nothing"])
+@pytest.mark.parametrize("seqlen_q, seqlen_k", [(700, 1300), (1300, 700), (129, 65), (2048, 2048)])
+def test_pairs_of_ctas(dtype, kind, seqlen_q, seqlen_k):
+    """Head dim 256 runs in pairs of CTAs, unless it may have one CTA alone: dk and dv have the same bits either way, of
+    key tiles that no row sees, too."""
+    hidden = torch.full((1, 1, seqlen_k, 1), seqlen_q, dtype=torch.int32, device=DEVICE)
+    for first, last in ((0, 50), (128, 400), (512, 576), (seqlen_k - 150, seqlen_k)):
+        hidden[:, :, first:last] = 0
+    more = {
+        "full": {},
+        "causal": {"causal": True},
+        "documents": {"causal": True, "bounds": document_bounds(random_lengths(seqlen_k, 4)).clamp(max=seqlen_q)},
+        "hidden keys": {"causal": True, "bounds": hidden},
+        "nothing": {"causal": True, "bounds": torch.zeros_like(hidden)},
+    }[kind]
+    case = Case(seqlen_q, seqlen_k, batch=2, heads=3, heads_kv=3, dim=256, dtype=dtype, **more)
+    plan = Plan(case.mask())
+    forward = call(case, case.mask(), plan=plan).run()
+    dout, dlse = gradient_inputs(case)
+    alone = call_backward(case, forward, dout, dlse, plan=plan, max_ctas=1).run()
+    for max_ctas in (2, 3, 6, 0):
+        pairs = call_backward(case, forward, dout, dlse, plan=plan, max_ctas=max_ctas)
+        for _ in range(3):
+            pairs.poison().run()
+            assert same_bits(pairs.dk, alone.dk) and same_bits(pairs.dv, alone.dv), f"{case}, {max_ctas} CTAs"
+        check_gradients(case, forward, dout, dlse, pairs)
+
+
+@pytest.mark.cuda
 @dims
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_side_streams(dim, deterministic):

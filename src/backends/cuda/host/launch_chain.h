@@ -34,19 +34,29 @@ class LaunchChain {
     void* arguments[] = {&args...};
     launch(what, reinterpret_cast<const void*>(kernel), blocks, threads, shared_bytes, arguments);
   }
-  /// Launches a kernel of any type, with dynamic shared memory.
-  void launch(const char* what, const void* kernel, int64_t blocks, int threads, int shared_bytes, void** arguments) {
+  /// Launches a kernel of any type, with dynamic shared memory, in clusters of `cluster` blocks, which divide `blocks`.
+  void launch(const char* what, const void* kernel, int64_t blocks, int threads, int shared_bytes, void** arguments,
+              int cluster = 1) {
     if (blocks == 0) return;
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute attributes[2]{};
+    unsigned count = 0;
+    if (overlaps_ && !first_) {
+      cudaLaunchAttribute& overlap = attributes[count++];
+      overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      overlap.val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (cluster > 1) {
+      cudaLaunchAttribute& clusters = attributes[count++];
+      clusters.id = cudaLaunchAttributeClusterDimension;
+      clusters.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+    }
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(static_cast<unsigned>(blocks));
     config.blockDim = dim3(static_cast<unsigned>(threads));
     config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
     config.stream = stream_;
-    config.attrs = &attribute;
-    config.numAttrs = overlaps_ && !first_ ? 1 : 0;
+    config.attrs = attributes;
+    config.numAttrs = count;
     check(cudaLaunchKernelExC(&config, kernel, arguments), what);
     first_ = false;
   }

@@ -79,9 +79,15 @@ struct BackwardTile {
   /// Makes the consumers of a wide tile add dq to its sums from registers, which holds half of a dq until the next
   /// tile. Otherwise dq goes through staging tiles and store warps, which takes time of shared memory.
   bool dq_from_registers;
+  /// Has a wide tile's kernels of plain calls run in pairs: see runs_in_pairs.
+  bool pairs;
 
   /// Products of a tile that are as long or wide as head_dim, and as head_dim_v.
   static constexpr int kProductsOfQk = 3, kProductsOfV = 2;
+  /// True if a kernel runs in clusters of two CTAs, a pair: each has one of a block's key tiles, and half of the
+  /// columns of the block's dq. Sums of integers would take a reduction for each value, and other kernels more
+  /// registers.
+  constexpr bool runs_in_pairs(DqSum sum, bool split) const { return pairs && sum == DqSum::kFloats && !split; }
   constexpr int keys() const { return wide ? 64 : 64 * consumers; }
   /// Parts of a tile's dq that are added up for themselves.
   constexpr int dq_pieces() const { return wide && !dq_from_registers ? consumers : 1; }
@@ -113,13 +119,13 @@ inline constexpr ForwardTile kForwardTiles[] = {
 // them.
 inline constexpr BackwardTile kBackwardTiles[] = {
     // d, d_v, WGs, features  rows  stages  registers  alternate  one code  one copy  wide  dO's stages  halves  dq from
-    // registers
-    BackwardTile{64, 64, 2, kAll, 128, 2, 40, 232, true, true, true, false, 2, false, false},
-    BackwardTile{96, 96, 2, kAll, 64, 2, 40, 232, true, true, false, false, 2, false, false},
-    BackwardTile{128, 128, 2, kAll, 64, 2, 40, 232, false, false, true, false, 2, false, false},
-    BackwardTile{192, 128, 2, kNone, 64, 2, 24, 240, false, false, false, false, 1, true, false},
-    BackwardTile{192, 192, 2, kAll, 64, 2, 24, 240, false, false, false, true, 2, false, true},
-    BackwardTile{256, 256, 2, kAll, 64, 2, 40, 232, false, false, false, true, 1, false, false},
+    // registers  pairs
+    BackwardTile{64, 64, 2, kAll, 128, 2, 40, 232, true, true, true, false, 2, false, false, false},
+    BackwardTile{96, 96, 2, kAll, 64, 2, 40, 232, true, true, false, false, 2, false, false, false},
+    BackwardTile{128, 128, 2, kAll, 64, 2, 40, 232, false, false, true, false, 2, false, false, false},
+    BackwardTile{192, 128, 2, kNone, 64, 2, 24, 240, false, false, false, false, 1, true, false, false},
+    BackwardTile{192, 192, 2, kAll, 64, 2, 24, 240, false, false, false, true, 2, false, true, false},
+    BackwardTile{256, 256, 2, kAll, 64, 2, 40, 232, false, false, false, true, 1, false, false, true},
 };
 
 using ForwardVariant = VariantRow;

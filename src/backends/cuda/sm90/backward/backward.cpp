@@ -33,6 +33,7 @@ namespace bwd {
 namespace {
 
 constexpr int64_t kMostWorkTiles = int64_t{1} << 30;
+constexpr int kCtasOfPair = 2;
 
 using BackwardTable = cuda::KernelTable<kBackwardTiles, kBackwardVariants>;
 using BackwardKernel = BackwardTable::Kernel;
@@ -82,19 +83,21 @@ std::string row_kernel_id(DataType dtype, const BackwardTile& tile, Unit unit, c
 constexpr const char *kPreprocess = ".preprocess", *kConvertDq = ".convert_dq", *kReduceDkv = ".reduce_dkv";
 
 /// The variant that the call needs of the kernel over tiles. A sink's weight is in lse; other kernels handle fp32 rows.
-cuda::Variant asked_variant(const Problem& p, bool has_float_keys) {
+/// A call that may have only one CTA at a time takes the kernel with positions where its own would run in pairs.
+cuda::Variant asked_variant(const Problem& p, const BackwardTile& tile, bool has_float_keys) {
   cuda::Variant asked = cuda::asked_variant(p);
   asked.sink = asked.partial = false;
   asked.split = has_float_keys;
+  asked.positions |= tile.runs_in_pairs(asked.sum, asked.split) && cuda::most_ctas(p) < kCtasOfPair;
   return asked;
 }
 
 /// Predicate: does a tile have kernels that take the call? The row kernels of partial results fold terms into scores,
 /// which have to be plain products.
 auto takes(const Problem& p) {
-  const cuda::Variant asked = asked_variant(p, false);
-  const bool has_rows = !p.features.partial_out || !(asked.scores || asked.dropout);
-  return [&table = table_of(p.dtype), asked, has_rows](const BackwardTile& tile) {
+  return [&p, &table = table_of(p.dtype)](const BackwardTile& tile) {
+    const cuda::Variant asked = asked_variant(p, tile, false);
+    const bool has_rows = !p.features.partial_out || !(asked.scores || asked.dropout);
     return has_rows && table.find(tile, asked) != nullptr;
   };
 }
@@ -143,11 +146,13 @@ struct Layout {
 struct BackwardCall {
   const BackwardTile* tile_row;
   TileCounts tiles;
-  int64_t splits, work_tiles, ctas;
+  int64_t splits, work_tiles;
   int64_t magnitude_blocks;  ///< above 0: dq is a sum of integers
   bool is_partial;           ///< dk and dv are in fp32
   bool has_float_rows;       ///< out and dq are in fp32, too
   const BackwardKernel* kernel;
+  int cluster;  ///< CTAs of a cluster of the kernel's; divides `ctas`
+  int64_t ctas;
   Layout layout;
 
   BackwardCall(const Problem& p, const BackwardTile& tile)
@@ -155,11 +160,12 @@ struct BackwardCall {
         tiles(p, tile),
         splits(p.early.defined() ? 1 : cuda::count_splits(p, tiles.all_keys)),
         work_tiles(tiles.all_keys * splits),
-        ctas(std::min(work_tiles, cuda::most_ctas(p))),
         magnitude_blocks(cuda::magnitude_blocks(p)),
         is_partial(p.features.partial_out),
         has_float_rows(p.dq.dtype == DataType::kFloat32),
-        kernel(table_of(p.dtype).find(tile, asked_variant(p, has_float_keys()))),
+        kernel(table_of(p.dtype).find(tile, asked_variant(p, tile, has_float_keys()))),
+        cluster(tile.runs_in_pairs(kernel->row->variant.sum, kernel->row->variant.split) ? kCtasOfPair : 1),
+        ctas(std::min(work_tiles, cuda::most_ctas(p) / cluster * cluster)),
         layout(p, tile, tiles, splits, has_key_parts(), magnitude_blocks) {}
 
   /// True if work tiles share a key head's query heads: they leave fp32 parts of dk and dv, which are added up last.
@@ -238,7 +244,8 @@ RowParams make_row_params(const Problem& p, const BackwardCall& call, std::byte*
           .heads = static_cast<uint32_t>(p.heads_q),
           .scale = p.scale(),
           .score_scale = score_scale(p),
-          .folds_delta = !call.kernel->row->variant.dropout};
+          .folds_delta = !call.kernel->row->variant.dropout,
+          .in_pairs = call.cluster > 1};
 }
 
 SinkGradientParams make_sink_params(const Problem& p, const BackwardCall& call, std::byte* workspace) {
@@ -345,7 +352,7 @@ void BackwardCall::explain(const Problem& p, Explanation& e) const {
 void BackwardCall::run_key_tiles(cuda::LaunchChain& chain, ScoredBackwardParams& params) const {
   void* arguments[] = {&params};
   const auto& [entry, threads, shared_bytes] = kernel->compiled;
-  chain.launch("launch of the backward kernel", entry, ctas, threads, shared_bytes, arguments);
+  chain.launch("launch of the backward kernel", entry, ctas, threads, shared_bytes, arguments, cluster);
 }
 
 /// A stream's work so far, for others to wait for.

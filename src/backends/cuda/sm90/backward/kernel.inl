@@ -53,6 +53,24 @@
 // clang-format on
 //
 // dq.full and dq.empty count blocks of dq. Store warps belong to no stage, so kEnd is announced once.
+//
+// A kernel that runs in pairs of CTAs is a wide one whose dq leaves from registers. Its contract differs in this:
+//
+// clang-format off
+//   barrier      arrivals in a phase                     waiting              what its phase says
+//   ds_full      a consumer thread 1, and the bytes of   consumers            the other CTA's dS there
+//                the other CTA's dS
+//   ds_empty     each consumer warp of the other CTA 1   consumers            dS sent and read, its places may be
+//                                                                             overwritten in both CTAs
+//   claim_full   the first CTA's producer 1              second's producer    claim there
+//   claim_empty  the second CTA's producer 1             first's producer     claim may be overwritten
+//   kv_empty     each consumer warp 1                    producer             K and V may be overwritten: dk and dv
+//                                                                             have left through them
+//   kExchange..  128 threads of the other warpgroup      a warpgroup's 128    both have waited for ds_empty
+// clang-format on
+//
+// There, a tile of kNothing takes part in ds_full and ds_empty, and its work tile in kv_empty. A CTA releases the other
+// one's dS only after that one's threads have all waited for ds_empty: a phase too early would look like one too late.
 
 extern "C" __global__ void __launch_bounds__(FLASHMASK_TRAITS::kThreads, 1)
     FLASHMASK_ENTRY(const __grid_constant__ FLASHMASK_TRAITS::Params p) {
@@ -66,7 +84,11 @@ extern "C" __global__ void __launch_bounds__(FLASHMASK_TRAITS::kThreads, 1)
     ptx::prefetch(p.dout);
     init_barriers(shared);
   }
-  __syncthreads();
+  if constexpr (Traits::kPair) {
+    ptx::cluster_sync();
+  } else {
+    __syncthreads();
+  }
   cudaGridDependencySynchronize();
   const uint32_t warp = ptx::uniform(threadIdx.x / 32);
   if (warp < 4) {
@@ -88,6 +110,8 @@ extern "C" __global__ void __launch_bounds__(FLASHMASK_TRAITS::kThreads, 1)
       Roles<Traits>::Consumer(p, shared, 1).run();
     }
   }
+  // The other CTA of a pair still arrives at this one's barriers.
+  if constexpr (Traits::kPair) ptx::cluster_sync();
 }
 
 #undef FLASHMASK_ENTRY

@@ -4,6 +4,7 @@
 #include "backends/cuda/device/delay.cuh"
 #include "backends/cuda/device/plan_bits.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
+#include "backends/cuda/ptx/cluster.cuh"
 #include "backends/cuda/ptx/tma.cuh"
 #include "backends/cuda/sm90/backward/params.h"
 #include "backends/cuda/sm90/backward/traits.cuh"
@@ -21,7 +22,7 @@ class Producer {
   __device__ __forceinline__ Producer(const Params& p, Shared& shared) : p_(p), shared_(shared) {}
 
   __device__ __forceinline__ void run() {
-    for (uint32_t n = claim(); n < p_.schedule.work_tiles; n = claim()) run_work_tile(n);
+    for (uint32_t n = claim(); n < p_.schedule.work_tiles / kClaimed; n = claim()) run_work_tile(n);
     tile_.flags = Tile::kEnd;
     for (int ending = 0; ending < Traits::kEndings; ++ending) announce();
     if (ptx::is_leader() && p_.executed) atomicAdd(p_.executed, executed_);
@@ -29,11 +30,18 @@ class Producer {
 
  private:
   static constexpr int kOfBlock = Traits::kKeyTilesOfBlock;
+  static constexpr int kClaimed = Traits::kPair ? kOfBlock : 1;  ///< work tiles of a claim
   using Blocks = ptx::Blocks<Traits::kOneCopy>;
 
   /// dO may have fewer stages than all else.
   __device__ __forceinline__ ptx::RingPosition<Traits::kDoutStages> dout_ring() const { return {ring_.count}; }
 
+  __device__ __forceinline__ uint32_t claim()
+    requires Traits::kPair
+  {
+    delay<Role::kProducer>();
+    return ptx::cluster_rank() == 0 ? claim_for_pair() : receive_claim();
+  }
   __device__ __forceinline__ uint32_t claim() const {
     delay<Role::kProducer>();
     uint32_t n = 0;
@@ -41,8 +49,43 @@ class Producer {
     return __shfl_sync(0xffffffff, n, 0);
   }
 
+  /// Claims a block of keys for the pair, and sends its number to the second CTA.
+  __device__ __forceinline__ uint32_t claim_for_pair() {
+    constexpr uint32_t kSecond = 1;
+    auto& pair = shared_.pair;
+    ptx::wait_cluster(pair.claim_empty, claim_phase_ ^ 1);
+    claim_phase_ ^= 1;
+    uint32_t n = 0;
+    if (ptx::is_leader()) {
+      n = atomicAdd(p_.schedule.next, 1u);
+      ptx::store_remote(ptx::shared_address_in(&pair.claim, kSecond), n);
+      ptx::arrive_remote(ptx::shared_address_in(&pair.claim_full, kSecond));
+    }
+    return __shfl_sync(0xffffffff, n, 0);
+  }
+  __device__ __forceinline__ uint32_t receive_claim() {
+    auto& pair = shared_.pair;
+    ptx::wait_cluster(pair.claim_full, claim_phase_);
+    claim_phase_ ^= 1;
+    const uint32_t n = __shfl_sync(0xffffffff, *static_cast<volatile uint32_t*>(&pair.claim), 0);
+    if (ptx::is_leader()) ptx::arrive_remote(ptx::shared_address_in(&pair.claim_empty, 0));
+    return n;
+  }
+  /// The place of claim number `n`; a pair's CTA has one of the block's key tiles.
+  __device__ __forceinline__ cuda::WorkTilePlace place_of(uint32_t n) const {
+    if constexpr (Traits::kPair) {
+      cuda::Schedule blocks = p_.schedule;
+      blocks.tiles /= kOfBlock;
+      cuda::WorkTilePlace place(blocks, p_.head_groups, n);
+      place.rank = place.rank * kOfBlock + ptx::cluster_rank();
+      return place;
+    } else {
+      return cuda::WorkTilePlace(p_.schedule, p_.head_groups, n);
+    }
+  }
+
   __device__ __forceinline__ void run_work_tile(uint32_t n) {
-    const cuda::WorkTilePlace place(p_.schedule, p_.head_groups, n);
+    const cuda::WorkTilePlace place = place_of(n);
     const uint32_t first_head = place.head * p_.query_heads_per_group;
     tile_.query.batch = place.batch;
     row_padding_ = PaddingStart::after(p_.extents.rows(place.batch, p_.seqlen_q), p_.seqlen_q);
@@ -58,6 +101,7 @@ class Producer {
     if (tile_.flags & Tile::kFirst) {
       tile_.flags |= Tile::kNothing;
       announce();
+      if constexpr (Traits::kPair) wait_for_keys();  // its dk and dv leave through them
     }
   }
 
@@ -249,15 +293,16 @@ class Producer {
     const uint32_t kv_head = Traits::kSplit ? tile_.head_group / p_.splits : tile_.head_group;
     const ptx::BoxOrigin at{tile_.key_tile * Traits::kKeys, 0, static_cast<int32_t>(kv_head),
                             static_cast<int32_t>(tile_.query.batch)};
-    delay<Role::kProducer>();
-    ptx::wait(shared_.kv_empty, kv_phase_ ^ 1);
-    kv_phase_ ^= 1;
-    const int32_t padding = key_padding_.in_tile(at.row);
-    const bool is_padded = padding < Traits::kKeys;
+    wait_for_keys();
+    const ptx::BoxOrigin others = other_keys(at);
+    const int32_t padding = key_padding_.in_tile(at.row), others_padding = key_padding_.in_tile(others.row);
+    const bool is_padded = padding < Traits::kKeys || (Traits::kPair && others_padding < Traits::kKeys);
     uint64_t &k_copied = is_padded ? shared_.padded_full : shared_.k_full,
              &v_copied = is_padded ? shared_.padded_full : dout_copied;
     if (ptx::is_leader()) {
-      ptx::arrive_expect(k_copied, Traits::kKBytes + (is_padded ? Traits::kVBytes : 0));
+      ptx::arrive_expect(k_copied, Traits::kKBytes + kOtherKBytes + (is_padded ? Traits::kVBytes : 0));
+      if constexpr (Traits::kPair)
+        Blocks::template load<kOtherBlocks, Traits::kKeys>(shared_.pair.k, p_.k, k_copied, others);
       Blocks::template load<Traits::kQkColumns / 64, Traits::kKeys>(shared_.k, p_.k, k_copied, at);
       Blocks::template load<Traits::kVColumns / 64, Traits::kKeys>(shared_.v, p_.v, v_copied, at);
     }
@@ -265,9 +310,27 @@ class Producer {
       wait_for_padded();
       clear_padding<Traits::kKeys, Traits::kQkColumns / 64>(shared_.k, padding);
       clear_padding<Traits::kKeys, Traits::kVColumns / 64>(shared_.v, padding);
+      if constexpr (Traits::kPair) clear_padding<Traits::kKeys, kOtherBlocks>(shared_.pair.k, others_padding);
       ptx::arrive_once(shared_.k_full);
     }
     return !is_padded;
+  }
+  /// Blocks of 64 columns that a pair's CTA has of the other one's keys, and their origin; see PairStorage.
+  static constexpr int kOtherBlocks = Traits::kPair ? Traits::kQkColumns / 128 : 0;
+  static constexpr uint32_t kOtherKBytes = kOtherBlocks * ptx::Swizzle128::block(Traits::kKeys);
+  __device__ __forceinline__ static ptx::BoxOrigin other_keys(const ptx::BoxOrigin& own) {
+    if constexpr (Traits::kPair) {
+      const auto rank = static_cast<int32_t>(ptx::cluster_rank());
+      return {own.row + (rank == 0 ? Traits::kKeys : -Traits::kKeys), rank * kOtherBlocks, own.head, own.batch};
+    } else {
+      return own;
+    }
+  }
+  /// Waits until the consumers have released the previous work tile's K and V.
+  __device__ __forceinline__ void wait_for_keys() {
+    delay<Role::kProducer>();
+    ptx::wait(shared_.kv_empty, kv_phase_ ^ 1);
+    kv_phase_ ^= 1;
   }
   __device__ __forceinline__ void wait_for_padded() {
     ptx::wait(shared_.padded_full, padded_phase_);
@@ -278,7 +341,7 @@ class Producer {
   Shared& shared_;
   Tile tile_{};
   ptx::RingPosition<Traits::kStages> ring_;
-  uint32_t kv_phase_ = 0, padded_phase_ = 0;
+  uint32_t kv_phase_ = 0, padded_phase_ = 0, claim_phase_ = 0;
   PaddingStart row_padding_, key_padding_;  ///< the work tile's batch entry's
   uint32_t executed_ = 0;
 };

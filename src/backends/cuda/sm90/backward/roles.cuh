@@ -84,6 +84,14 @@ __device__ __forceinline__ void init_barriers(SharedStorage<Traits>& shared) {
     ptx::barrier_init(shared.dout_full[i], 1);
     ptx::barrier_init(shared.dout_empty[i], Traits::kConsumerWarps);
   }
+  if constexpr (Traits::kPair) {
+    for (int i = 0; i < Traits::kStages; ++i) {
+      ptx::barrier_init(shared.pair.ds_full[i], 1);
+      ptx::barrier_init(shared.pair.ds_empty[i], Traits::kConsumerWarps);
+    }
+    ptx::barrier_init(shared.pair.claim_full, 1);
+    ptx::barrier_init(shared.pair.claim_empty, 1);
+  }
   if constexpr (!Traits::kDqFromRegisters) {
     for (int i = 0; i < Traits::kConsumers; ++i) {
       ptx::barrier_init(shared.dq.full[i], 4);

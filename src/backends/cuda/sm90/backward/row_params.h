@@ -23,6 +23,7 @@ struct RowParams {
   uint32_t row_tiles, key_blocks, heads;  ///< key_blocks: the plan's
   float scale, score_scale;
   bool folds_delta;  ///< see kFoldsDelta
+  bool in_pairs;     ///< the kernel over tiles is one that BackwardTile::runs_in_pairs
 };
 
 /// For the pass that adds up the parts of dk and dv: see BackwardParams.

@@ -68,17 +68,21 @@ __device__ __forceinline__ void clear_dq(const RowParams& p, const RowTilePlace&
   }
 }
 
-/// True if a query tile's sums begin as zeros and all of its `parts` are added: if consumers add them themselves, or if
-/// a single part makes dq in fp32, which the consumers would store in the tensors' type.
+/// True if a query tile's sums begin as zeros and all of its `parts` are added: if consumers add them themselves, as in
+/// kernels that run in pairs, or if a single part makes dq in fp32, which the consumers would store in the tensors'
+/// type.
 template <typename Traits, typename Result>
-__device__ __forceinline__ bool begins_as_zeros(uint32_t parts) {
-  if constexpr (Traits::kDqFromRegisters) return parts != 0;
+__device__ __forceinline__ bool begins_as_zeros(const RowParams& p, uint32_t parts) {
+  if constexpr (Traits::kTile.dq_from_registers) return parts != 0;
+  if constexpr (Traits::kPair) {
+    if (p.in_pairs) return parts != 0;
+  }
   return std::is_same_v<Result, float> && parts == Progress::kAlone;
 }
 /// A query tile's word of Progress before any of its `parts`.
 template <typename Traits, typename Result>
-__device__ __forceinline__ uint32_t progress_before(uint32_t parts) {
-  return begins_as_zeros<Traits, Result>(parts) ? parts | Progress::kStored : parts;
+__device__ __forceinline__ uint32_t progress_before(const RowParams& p, uint32_t parts) {
+  return begins_as_zeros<Traits, Result>(p, parts) ? parts | Progress::kStored : parts;
 }
 
 template <typename Traits>
@@ -143,9 +147,9 @@ __device__ __forceinline__ void preprocess(const RowParams& p) {
     p.biases[place.index * Traits::kRows + own] = bias;
   }
   if (own < Traits::kDqPieces)
-    p.dq_sums.progress[place.index * Traits::kDqPieces + own] = progress_before<Traits, Result>(parts);
+    p.dq_sums.progress[place.index * Traits::kDqPieces + own] = progress_before<Traits, Result>(p, parts);
   if (own == 0 && blockIdx.x == 0) *p.next = 0;
-  if (begins_as_zeros<Traits, Result>(parts)) clear_sums<Traits>(p, place);
+  if (begins_as_zeros<Traits, Result>(p, parts)) clear_sums<Traits>(p, place);
   if (parts == 0) clear_dq<Traits, Result>(p, place);
 }
 
@@ -232,7 +236,7 @@ template <typename Traits>
 __device__ __forceinline__ float4 load_sums(const float* sums, bool fixed_point, int index) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const float* fragment = sums + 128 * index;
-  if (Traits::kDqFromRegisters && fixed_point)
+  if (Traits::kTile.dq_from_registers && fixed_point)
     return {fragment[lane], fragment[32 + lane], fragment[64 + lane], fragment[96 + lane]};
   return reinterpret_cast<const float4*>(fragment)[lane];
 }

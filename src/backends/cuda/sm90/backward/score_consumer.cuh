@@ -12,6 +12,10 @@
 
 namespace flashmask::sm90::bwd {
 
+/// The bits of a shared address that an operand's descriptor takes. In a cluster there are others, the CTA's number.
+template <typename Traits>
+inline constexpr uint32_t kAddressBits = Traits::kPair ? 0x3ffff : ~0u;
+
 /// Common base of the consumers, one warpgroup each: follows the announced tiles and computes the scores of its 64 keys
 /// and Traits::kScoreRows rows, key-major, P = exp2(S scale log2(e)) and dS = P dP. Results leave through an Outgoing.
 template <typename Traits, typename Outgoing>
@@ -26,7 +30,7 @@ class ScoreConsumer {
         shared_(shared),
         warpgroup_(warpgroup),
         staging_(p, shared, warpgroup),
-        base_(ptx::shared_address(&shared) >> 4),
+        base_((ptx::shared_address(&shared) & kAddressBits<Traits>) >> 4),
         warp_(ptx::uniform(threadIdx.x / 32 % 4)),
         score_ones_(kKeepsOnes && !kTermsLast<Traits> && !kHalves<Traits>
                         ? ptx::keep_in_register(bias_ones<Bias::kScore>())

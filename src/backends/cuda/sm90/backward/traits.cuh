@@ -64,8 +64,9 @@ inline constexpr bool kFoldsDelta = !kTermsLast<Traits> || !Traits::Weights::kMa
 /// Named barriers of both consumer warpgroups, one for each of them to wait at: compute-sanitizer does not take a
 /// barrier that is reached from two places.
 enum NamedBarrier : int {
-  kScoresBarrier = 1,  ///< dS of the tile is in shared memory
-  kStagingBarrier = 3  ///< the work tile's last dq has left the staging tiles
+  kScoresBarrier = 1,   ///< dS of the tile is in shared memory
+  kStagingBarrier = 3,  ///< the work tile's last dq has left the staging tiles; in a pair, K and V have been read
+  kExchangeBarrier = 5  ///< in a pair: a dS of no use may be sent
 };
 
 /// Columns in whole blocks of 64, as shared memory holds them.
@@ -110,7 +111,7 @@ struct BackwardTraits {
   static constexpr int kEndings = kStages;    ///< announcements of the end: one for each store warp
   static constexpr int kKeyTilesOfBlock = 1;  ///< key tiles that a key block of the plan is divided into
   static constexpr int kDqPieces = kTile.dq_pieces();
-  static constexpr bool kDqFromRegisters = false;
+  static constexpr bool kDqFromRegisters = false, kPair = false;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kConsumerWarps = 4 * kConsumers;
   static constexpr bool kAlternate = kTile.alternate;

@@ -54,7 +54,7 @@ class WideAccumulator : DqAccumulator<Traits> {
     const int begin = warpgroup_ == 0 ? 0 : First::kCount, end = warpgroup_ == 0 ? First::kCount : First::kBlocks;
     for (int block = begin; block < end; ++block) {
       if (block > begin) wait_for_block();
-      this->template write<kBlockFloats>(to + block * kBlockFloats, shared_.staging[warpgroup_],
+      this->template write<kBlockFloats>(to + block * kBlockFloats, shared_.staging.tile[warpgroup_],
                                          shared_.dq.empty[warpgroup_], first);
     }
     if (first) Base::publish(progress);

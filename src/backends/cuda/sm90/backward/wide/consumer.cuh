@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "backends/cuda/sm90/backward/wide/pair_half.cuh"
 #include "backends/cuda/sm90/backward/wide/register_half.cuh"
 #include "backends/cuda/sm90/backward/wide/staging_half.cuh"
 
@@ -27,8 +28,9 @@ class WideConsumer {
 
  private:
   template <uint32_t kWarpgroup>
-  using Half =
-      std::conditional_t<Traits::kDqFromRegisters, RegisterHalf<Traits, kWarpgroup>, StagingHalf<Traits, kWarpgroup>>;
+  using Half = std::conditional_t<
+      Traits::kPair, PairHalf<Traits, kWarpgroup>,
+      std::conditional_t<Traits::kDqFromRegisters, RegisterHalf<Traits, kWarpgroup>, StagingHalf<Traits, kWarpgroup>>>;
 
   const Params& p_;
   Shared& shared_;

@@ -20,7 +20,8 @@ namespace flashmask::sm90::bwd {
 /// Half derives from it, and has
 ///   Values, LateDq: parts of V and of dQ that stay in registers from tile to tile of a work tile, beside dk and dv,
 ///   run_tile(flags, Values&, LateDq&, dk, dv): returns the flags of the next tile,
-///   add_late(LateDq): after a work tile's last.
+///   add_late(LateDq): after a work tile's last,
+///   exchange_nothing(), in a pair: before a tile without rows.
 template <typename Half, typename Traits, uint32_t kWarpgroup>
 class WideHalf : protected ScoreConsumer<Traits, WideStaging<Traits>> {
  public:
@@ -111,14 +112,14 @@ class WideHalf : protected ScoreConsumer<Traits, WideStaging<Traits>> {
     this->template sync_consumers<kScoresBarrier>();
   }
 
-  /// The columns of dQ = dS K that `k` has.
-  template <int kValues>
+  /// The columns of dQ = dS K that `k` has; with kAdds of dQ += dS K.
+  template <bool kAdds = false, int kValues>
   __device__ __forceinline__ static void issue_dq(float (&dq)[kValues], Operand ds, Operand k) {
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < Traits::kKeys / 16; ++step) {
       ptx::wgmma_ss<Element, 2 * kValues, ptx::Major::kInner, ptx::Major::kOuter>(
-          dq, ds.at(step * Swizzle::kStepAlongRow), k.at(step * Swizzle::kStepDownRows), step > 0);
+          dq, ds.at(step * Swizzle::kStepAlongRow), k.at(step * Swizzle::kStepDownRows), kAdds || step > 0);
     }
     ptx::wgmma_commit();
   }
@@ -161,6 +162,7 @@ class WideHalf : protected ScoreConsumer<Traits, WideStaging<Traits>> {
     typename Half::Values v = {};
     typename Half::LateDq late = {};
     if (flags & Tile::kNothing) {
+      if constexpr (Traits::kPair) half.exchange_nothing();
       flags = this->pass_nothing();
     } else {
       ptx::wait(shared_.k_full, advance_phase(kWorkTile));
@@ -168,10 +170,11 @@ class WideHalf : protected ScoreConsumer<Traits, WideStaging<Traits>> {
         flags = half.run_tile(flags, v, late, dk, dv);
       } while (!(flags & (Tile::kFirst | Tile::kEnd)));
       half.add_late(late);
-      ptx::arrive_once(shared_.kv_empty);
+      if constexpr (!Traits::kPair) ptx::arrive_once(shared_.kv_empty);
     }
     this->scale_kept(dv);
     store_dkv(dk, dv, key_tile, group, batch);
+    if constexpr (Traits::kPair) ptx::arrive_once(shared_.kv_empty);
     return flags;
   }
 
@@ -181,6 +184,10 @@ class WideHalf : protected ScoreConsumer<Traits, WideStaging<Traits>> {
       const FloatKeys<Traits> keys(p_, key_tile, group, batch, warp_);
       keys.template store_dk<64 * Dk::kBegin>(dk);
       keys.template store_dv<64 * Dv::kBegin>(dv);
+    } else if constexpr (Traits::kPair) {
+      this->template sync_consumers<kStagingBarrier>();
+      const int32_t key = key_tile * Traits::kKeys + static_cast<int32_t>(warp_ * 16);
+      staging_.store_through_operands(dk, dv, {key, Dv::kBegin, group, batch});
     } else {
       const int32_t key = key_tile * Traits::kKeys + static_cast<int32_t>(warp_ * 16);
       staging_.store_keys(p_.keys.maps.dv, dv, 1, {key, Dv::kBegin, group, batch}, dq_phase());

@@ -68,13 +68,32 @@ class WideStaging {
   __device__ __forceinline__ void store_keys(const CUtensorMap& map, const float (&gradients)[kValues], float factor,
                                              const ptx::BoxOrigin& at, uint32_t phase) const {
     wait(phase);
-    SlabTile::write_rows(gradients, factor, slab());
-    SlabTile::template store<false, 2 * kValues>(map, at, p_.seqlen_k, slab());
+    store_slab(map, gradients, factor, at, slab());
+  }
+
+  /// Stores the warp's 16 keys of dv and dk through V and K, which both consumers have read, and waits until they have
+  /// left.
+  template <int kValues>
+  __device__ __forceinline__ void store_through_operands(const float (&dk)[kValues], const float (&dv)[kValues],
+                                                         const ptx::BoxOrigin& at) const
+    requires Traits::kPair
+  {
+    const int slab = static_cast<int>(warpgroup_ * 4 + warp_) * 16 * 2 * kValues;
+    store_slab(p_.keys.maps.dv, dv, 1, at, reinterpret_cast<float*>(shared_.v + slab));
+    store_slab(p_.keys.maps.dk, dk, p_.scale, at, reinterpret_cast<float*>(shared_.k + slab));
+    if (ptx::is_leader()) ptx::bulk_wait_read();
   }
 
  private:
   using SlabTile = bwd::SlabTile<Element>;
   using Blocks = DqBlocks<Traits>;
+
+  template <int kValues>
+  __device__ __forceinline__ void store_slab(const CUtensorMap& map, const float (&gradients)[kValues], float factor,
+                                             const ptx::BoxOrigin& at, float* slab) const {
+    SlabTile::write_rows(gradients, factor, slab);
+    SlabTile::template store<false, 2 * kValues>(map, at, p_.seqlen_k, slab);
+  }
 
   /// The warp's sums of a query tile in blocks of 64 columns from number `first` on; place_of(i) is the offset of a
   /// thread's value number `i`.
@@ -87,7 +106,7 @@ class WideStaging {
   }
 
   __device__ __forceinline__ float* slab() const {
-    return shared_.staging[warpgroup_] + static_cast<int>(warp_) * Traits::kStagingFloats;
+    return shared_.staging.tile[warpgroup_] + static_cast<int>(warp_) * Traits::kStagingFloats;
   }
   /// Waits until the slab may be overwritten: this warp's own stores have left it, and dq as of `phase`.
   __device__ __forceinline__ void wait([[maybe_unused]] uint32_t phase) const {

@@ -41,8 +41,10 @@ struct WideTraits {
   static constexpr bool kOwnKeys = false;
   static constexpr int kScoreRows = kRows / kConsumers;
   static constexpr int kStages = kTile.stages, kDoutStages = kTile.dout_stages;
-  static constexpr bool kDqFromRegisters = kTile.dq_from_registers;
-  static_assert(!kDqFromRegisters || kHeadDim_ + kHeadDimV_ <= 384,
+  static constexpr bool kPair = kTile.runs_in_pairs(kDqSum, kSplit);
+  static_assert(!kPair || (kHeadDim_ == 256 && kStages == 2), "a consumer has one block of dq; dS has two stages");
+  static constexpr bool kDqFromRegisters = kPair || kTile.dq_from_registers;
+  static_assert(!kTile.dq_from_registers || kHeadDim_ + kHeadDimV_ <= 384,
                 "operands in registers leave room for half of a dq");
   static constexpr int kEndings = 1;  ///< a store warp follows all stages
   static constexpr int kKeyTilesOfBlock = 2;
@@ -80,6 +82,24 @@ using DkShare = ColumnShare<Traits::kQkDim, kWarpgroup, false>;
 template <typename Traits, uint32_t kWarpgroup>
 using DqShare = ColumnShare<Traits::kQkDim, kWarpgroup, true>;
 
+/// 16 rows per consumer warp of dk or dv or, unless dq leaves from registers, of a block of dq, on their way out.
+template <typename Traits>
+struct StagingTiles {
+  alignas(1024) float tile[Traits::kConsumers][4 * Traits::kStagingFloats];
+};
+/// A pair's CTA's storage for what it has from the other one. There is no room for staging tiles: dk and dv leave
+/// through V and K.
+template <typename Traits>
+struct PairStorage {
+  using Element = typename Traits::Element;
+  alignas(1024) Element k[Traits::kKeys * Traits::kQkDim / 2];  ///< its keys, this CTA's columns of dq
+  alignas(1024) Element ds[Traits::kStages][Traits::kRows * Traits::kKeys];
+  uint64_t ds_full[Traits::kStages];   ///< the other one's dS is there
+  uint64_t ds_empty[Traits::kStages];  ///< the other one has read this one's dS
+  uint64_t claim_full, claim_empty;
+  uint32_t claim;  ///< in the second CTA: what the first has claimed
+};
+
 template <typename Traits>
   requires Traits::kWide
 struct SharedStorage<Traits> {
@@ -92,8 +112,8 @@ struct SharedStorage<Traits> {
   /// consumers have released that factor.
   alignas(1024) Element p[Traits::kDoutStages][Traits::kRows * Traits::kKeys];
   alignas(1024) Element ds[Traits::kStages][Traits::kRows * Traits::kKeys];
-  /// 16 rows per consumer warp of dk or dv or, unless dq leaves from registers, of a block of dq, on their way out.
-  alignas(1024) float staging[Traits::kConsumers][4 * Traits::kStagingFloats];
+  [[no_unique_address]] std::conditional_t<Traits::kPair, NoStorage, StagingTiles<Traits>> staging;
+  [[no_unique_address]] std::conditional_t<Traits::kPair, PairStorage<Traits>, NoStorage> pair;
   alignas(128) RowBias biases[Traits::kStages][Traits::kRows];
   ColumnBits<Traits::kRows> mask_bits[Traits::kStages][Traits::kKeys];
   ColumnBounds<Traits::kKeys> bounds;  ///< the current work tile's; used by the mask warp alone

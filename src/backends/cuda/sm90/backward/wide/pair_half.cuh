@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "backends/cuda/ptx/cluster.cuh"
+#include "backends/cuda/sm90/backward/wide/half.cuh"
+
+namespace flashmask::sm90::bwd {
+
+/// A consumer of a pair's CTA. The pair has the two halves of a plan's block of keys, and the same query tiles. Each
+/// CTA sends its dS to the other, and computes half of dQ's columns over the keys of both, a block of 64 in each
+/// consumer: two CTAs on their own would add twice as much to dq's sums. The product with the other's dS is a tile's
+/// last, so that there is time for dS to arrive. dQ is added to its sums in the next tile, in three parts, each under
+/// other products.
+template <typename Traits, uint32_t kWarpgroup>
+class PairHalf : public WideHalf<PairHalf<Traits, kWarpgroup>, Traits, kWarpgroup> {
+ public:
+  using Base = WideHalf<PairHalf, Traits, kWarpgroup>;
+  __device__ __forceinline__ PairHalf(const typename Traits::Params& p, SharedStorage<Traits>& shared)
+      : Base(p, shared), rank_(ptx::uniform(ptx::cluster_rank())) {}
+
+ private:
+  friend Base;
+  using Base::kKeyBlock, Base::operand, Base::ring_, Base::shared_, Base::staging_, Base::warp_;
+  using typename Base::KeyGradients, typename Base::Operand, typename Base::PackedScores, typename Base::Scores,
+      typename Base::Shared, typename Base::ValueGradients;
+  using DqBlock = cuda::Accumulators<64, 64>;
+  struct Values {};
+  /// The dQ of the tile before, not yet added to its sums.
+  struct LateDq {
+    DqBlock values;
+    uint32_t query_tile;
+  };
+
+  __device__ __forceinline__ uint32_t run_tile(uint32_t flags, Values&, LateDq& late, KeyGradients& dk,
+                                               ValueGradients& dv) {
+    const bool is_first = flags & Tile::kFirst;
+    write_scores(flags, late);
+    send_scores();
+    const Operand ds = this->ds();
+    ptx::pin(dv);
+    this->template issue_rows<0, Traits::kRows>(dv, this->p(), this->dout_columns());
+    DqBlock dq;
+    this->issue_dq(dq, ds, operand(offsetof(Shared, k), 16, dq_block(), kKeyBlock));
+    ptx::pin(dk);
+    this->template issue_rows<0, Traits::kRows>(dk, ds, this->q_columns());
+    ptx::wgmma_wait<2>();
+    ptx::pin(dv);
+    ptx::arrive_once(shared_.dout_empty[this->dout_ring().stage()]);
+    if (!is_first) add<16, 32>(late);
+    issue_other_dq(dq);
+    late.query_tile = ptx::from_leader(shared_.tile[ring_.stage()].query.index);
+    ptx::wgmma_wait<1>();
+    ptx::pin(dk);
+    this->release_rows();
+    ptx::wgmma_wait<0>();
+    release_other();
+    ptx::pin(dq);
+    ptx::copy(dq, late.values);
+    ring_.advance();
+    return this->next_tile();
+  }
+  __device__ __forceinline__ void add_late(const LateDq& late) const { add<0, 32>(late); }
+
+  /// Computes P and dS of the consumer's rows, and puts them in shared memory. Adds half of the tile before's dQ.
+  __device__ __forceinline__ void write_scores(uint32_t flags, const LateDq& late) {
+    const bool is_first = flags & Tile::kFirst;
+    Scores s, dp;
+    PackedScores p, ds;
+    const auto dropped = this->draw_dropped();
+    this->issue_s(s);
+    this->template issue_scores<Bias::kGradient, Traits::kVDim>(dp, offsetof(Shared, v), this->dout_rows());
+    if (!is_first) add<0, 8>(late);
+    this->compute_probabilities(s, flags, dropped, p);
+    if (!is_first) add<8, 16>(late);
+    ptx::wgmma_wait<0>();
+    wait_sent();
+    this->compute_score_gradients(s, dp, flags, dropped, p, ds);
+  }
+
+  /// Waits until the other CTA has read the dS of two tiles before, in whose place this tile's comes.
+  __device__ __forceinline__ void wait_sent() const {
+    delay<Role::kConsumer>();
+    ptx::wait(shared_.pair.ds_empty[ring_.stage()], ring_.phase() ^ 1);
+  }
+  /// Sends dS of both consumers to the other CTA, and expects its own.
+  __device__ __forceinline__ void send_scores() const {
+    if constexpr (kWarpgroup == 0) {
+      if (warp_ == 0 && ptx::is_leader()) {
+        auto& pair = shared_.pair;
+        const uint32_t stage = ring_.stage(), other = 1 - rank_;
+        ptx::arrive_expect(pair.ds_full[stage], Traits::kScoreBytes);
+        ptx::bulk_copy_remote(ptx::shared_address_in(pair.ds[stage], other), shared_.ds[stage], Traits::kScoreBytes,
+                              ptx::shared_address_in(&pair.ds_full[stage], other));
+      }
+      __syncwarp();
+    }
+  }
+  __device__ __forceinline__ void wait_received() const {
+    delay<Role::kConsumer>();
+    ptx::wait(shared_.pair.ds_full[ring_.stage()], ring_.phase());
+  }
+  /// dQ += the other CTA's dS times its keys, once that dS is there.
+  __device__ __forceinline__ void issue_other_dq(DqBlock& dq) const {
+    const uint32_t stage = ring_.stage();
+    wait_received();
+    this->template issue_dq<true>(dq, operand(offsetof(Shared, pair.ds), 16, stage, Traits::kScoreBytes),
+                                  operand(offsetof(Shared, pair.k) + kWarpgroup * kKeyBlock));
+  }
+  /// Lets the other CTA send another dS in place of this tile's.
+  __device__ __forceinline__ void release_other() const {
+    __syncwarp();
+    if (ptx::is_leader())
+      ptx::arrive_remote_after_reads(ptx::shared_address_in(&shared_.pair.ds_empty[ring_.stage()], 1 - rank_));
+  }
+  /// Exchanges a dS of no use for a tile without rows, so that the barriers keep step with the ring. It is sent once
+  /// all threads have waited, as in other tiles: the other CTA's answer ends the next phase of the barrier.
+  __device__ __forceinline__ void exchange_nothing() const {
+    wait_sent();
+    this->template sync_consumers<kExchangeBarrier>();
+    send_scores();
+    wait_received();
+    release_other();
+  }
+
+  /// The consumer's block of dq's columns.
+  __device__ __forceinline__ uint32_t dq_block() const { return 2 * rank_ + kWarpgroup; }
+  /// Adds a thread's values number kBegin to kEnd to their sums.
+  template <int kBegin, int kEnd>
+  __device__ __forceinline__ void add(const LateDq& late) const {
+    delay<Role::kConsumer>();
+    staging_.template add_dq<kBegin, kEnd - kBegin>(late.values + kBegin, static_cast<int>(dq_block()),
+                                                    late.query_tile);
+  }
+
+  const uint32_t rank_;  ///< the CTA's number in its pair
+};
+
+}  // namespace flashmask::sm90::bwd
