@@ -11,11 +11,9 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <initializer_list>
 #include <numeric>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -766,7 +764,6 @@ class MadeForest {
   /// Shares have all blocks of all units in order, and no two results lie in one place.
   void expect_results() const {
     std::vector<bool> taken(static_cast<std::size_t>(plan_.split_rows));
-    std::vector<int64_t> costs(static_cast<std::size_t>(plan_.most_shares));
     int32_t share = 0;
     int64_t left = plan_.shares[0].blocks, all = 0;
     for (int32_t index = 0; all < plan_.shares[0].all_blocks; ++index) {
@@ -789,9 +786,6 @@ class MadeForest {
             taken[static_cast<std::size_t>(n)] = true;
           }
           const int64_t blocks = std::min(rest, left);
-          const bool is_tall = tile.row_count * tile.head_count > kPackedRows;
-          costs[static_cast<std::size_t>(share)] +=
-              blocks * (is_tall ? kCosts.tall_block : kCosts.block) + (rest == live ? kCosts.beginning : 0);
           rest -= blocks;
           left -= blocks;
         }
@@ -799,17 +793,6 @@ class MadeForest {
       }
     }
     ASSERT_EQ(all, plan_.shares[0].all_blocks);
-    expect_even(costs);
-  }
-  static constexpr cuda::UnitCosts kCosts = cuda::kForestCosts;
-  /// Shares cost the same, but for a unit's beginning and a block, which are a share's whole.
-  void expect_even(std::span<const int64_t> costs) const {
-    const int64_t shares = plan_.shares[0].shares, all = std::accumulate(costs.begin(), costs.end(), int64_t{0});
-    for (int64_t n = 0; n < plan_.most_shares; ++n) {
-      const int64_t equal = n < shares ? all / shares : 0;
-      EXPECT_LE(std::abs(costs[static_cast<std::size_t>(n)] - equal),
-                n < shares ? kCosts.beginning + kCosts.tall_block : 0);
-    }
   }
   /// A share begins at the word of its first block.
   void expect_begin(const Share& share, int32_t index, int32_t head, int64_t skipped, int64_t& left) const {

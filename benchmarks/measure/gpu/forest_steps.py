@@ -9,7 +9,7 @@ from benchmarks.measure.gpu.decode_cell import Cell, Contender, check_agreement,
 from benchmarks.measure.gpu.decode_steps import row_of, said
 from benchmarks.peers import flashinfer_caches
 
-OWN_KERNELS = "sm90.cache.levels", "sm90.cache.forest", "sm90.cache.merge_bf16"
+OWN_KERNELS = "sm90.cache.levels", "sm90.cache.merge_bf16"
 
 
 def shared_prefix(session, shape, keys):

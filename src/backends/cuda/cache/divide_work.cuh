@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <type_traits>
-
 #include "backends/cuda/cache/tile_slots.cuh"
-#include "backends/cuda/cache/work_plan.h"
 #include "backends/cuda/device/launch_overlap.cuh"
 
 namespace flashmask::cuda {
@@ -17,19 +14,11 @@ struct Sums {
   int64_t tiles, blocks;
 };
 
-/// One CTA that lists the row tiles with rows, adds up their live blocks, and says where the shares begin, whose costs
-/// are equal.
-template <UnitCosts kCosts>
+/// One CTA that lists the row tiles with rows, adds up their live blocks, and says where the shares begin.
 class WorkDivider {
-  static constexpr bool kWeighs = kCosts.beginning > 0;
-  struct TallBlocks {
-    long long tall_blocks;  ///< live ones that cost tall_block; they are listed first
-  };
-  struct Nothing {};
-
  public:
   /// The numbers of the first requests and tiles are searched here, the rest in global memory.
-  struct Shared : std::conditional_t<kWeighs, TallBlocks, Nothing> {
+  struct Shared {
     static constexpr int kRequests = 4096, kTiles = 3072;
     int32_t rows_begin[kRequests];
     int64_t blocks_before[kTiles];
@@ -42,8 +31,6 @@ class WorkDivider {
 
   __device__ __forceinline__ void run() {
     if (threadIdx.x == 0) shared_.most_dealt = 0;
-    if constexpr (kWeighs)
-      if (threadIdx.x == 0) shared_.tall_blocks = 0;
     load_requests();
     const Sums all = list_tiles();
     write_shares(all);
@@ -247,9 +234,6 @@ class WorkDivider {
         } else {
           list(tile, place);
         }
-        if constexpr (kWeighs)
-          if (tile.row_count * tile.head_count > kPackedRows)
-            atomicMax(&shared_.tall_blocks, static_cast<long long>(place.blocks + own.blocks));
       }
       before.tiles += all.tiles;
       before.blocks += all.blocks;
@@ -316,8 +300,8 @@ class WorkDivider {
         live = plan_.live[tile.live_list + h];
         if (h < head) before += live;
       }
-      const auto first = static_cast<int32_t>(block_share(before, n, all, shares)),
-                 last = static_cast<int32_t>(block_share(before + live - 1, n, all, shares));
+      const auto first = static_cast<int32_t>(share_of(before, all.blocks, shares)),
+                 last = static_cast<int32_t>(share_of(before + live - 1, all.blocks, shares));
       plan_.results[tile.list / plan_.mask_heads * plan_.heads_kv + head] = {result_row(tile, head, first),
                                                                              last - first + 1};
     }
@@ -354,59 +338,13 @@ class WorkDivider {
     const int64_t whole = quotient(most, units) * units;
     return 16 * whole >= 15 * most ? whole : most;
   }
-  /// The cost of the first blocks of all, and of the beginnings of so many units.
-  __device__ __forceinline__ int64_t cost_before(int64_t blocks, int64_t units) const {
-    if constexpr (kWeighs) {
-      return kCosts.block * blocks + (kCosts.tall_block - kCosts.block) * min(blocks, int64_t{shared_.tall_blocks}) +
-             kCosts.beginning * units;
-    } else {
-      return blocks;
-    }
-  }
-  __device__ __forceinline__ int64_t cost_of(const Sums& sums) const {
-    return cost_before(sums.blocks, sums.tiles * plan_.heads_kv);
-  }
-  /// The first of all blocks that is share n's.
-  __device__ __forceinline__ int64_t first_block(int64_t n, const Sums& all, int64_t shares) const {
-    if constexpr (kWeighs) {
-      return block_at(first_block_of(n, cost_of(all), shares), all);
-    } else {
-      return first_block_of(n, all.blocks, shares);
-    }
-  }
-  /// The share that a block is in, of the n-th of all units.
-  __device__ __forceinline__ int64_t block_share(int64_t block, int64_t n, const Sums& all, int64_t shares) const {
-    if constexpr (kWeighs) {
-      return share_of(cost_before(block, n + 1), cost_of(all), shares);
-    } else {
-      return share_of(block, all.blocks, shares);
-    }
-  }
-  /// The first of all blocks that has at least so much cost before it.
-  __device__ __forceinline__ int64_t block_at(int64_t cost, const Sums& all) const {
-    int64_t low = 0, high = all.tiles;  // the last tile that begins at or before the cost
-    while (high - low > 1) {
-      const int64_t middle = (low + high) / 2;
-      (cost_of({middle, blocks_before(middle)}) <= cost ? low : high) = middle;
-    }
-    const RowTile& tile = plan_.tiles[low];
-    int64_t block = tile.blocks_before, rest = cost - cost_of({low, block});
-    const int32_t own = block < shared_.tall_blocks ? kCosts.tall_block : kCosts.block;
-    for (int32_t head = 0; head < plan_.heads_kv && rest > kCosts.beginning; ++head) {
-      const int32_t live = plan_.mask_heads == 1 ? tile.live_blocks : plan_.live[tile.live_list + head];
-      block += min(quotient(rest - kCosts.beginning + own - 1, own), int64_t{live});
-      rest -= int64_t{live} * own + kCosts.beginning;
-    }
-    return block;
-  }
-
   /// The beginning of a share: after the skipped live blocks of a unit. Its block is all.blocks if no unit is left.
   struct Begin {
     int64_t block, tile = 0;
     int32_t kv_head = 0, skipped = 0;
   };
   __device__ __forceinline__ Begin find_begin(int64_t n, const Sums& all, int64_t shares) const {
-    Begin begin{first_block(n, all, shares)};
+    Begin begin{first_block_of(n, all.blocks, shares)};
     if (begin.block == all.blocks) return begin;
     int64_t high = all.tiles;  // the last tile that begins at or before the block
     while (high - begin.tile > 1) {
@@ -432,7 +370,8 @@ class WorkDivider {
   }
   __device__ __forceinline__ void find_share(int64_t n, const Sums& all, int64_t shares, Share& share) const {
     const Begin begin = find_begin(n, all, shares);
-    const int64_t end = has_whole_units() ? find_begin(n + 1, all, shares).block : first_block(n + 1, all, shares);
+    const int64_t end =
+        has_whole_units() ? find_begin(n + 1, all, shares).block : first_block_of(n + 1, all.blocks, shares);
     share.all_blocks = all.blocks;
     share.shares = static_cast<int32_t>(shares);
     share.blocks = static_cast<int32_t>(end - begin.block);
@@ -460,12 +399,11 @@ class WorkDivider {
   Shared& shared_;
 };
 
-template <UnitCosts kCosts>
 __device__ inline void divide_work(const WorkPlan& plan, const CachedView& call) {
-  __shared__ typename WorkDivider<kCosts>::Shared shared;
+  __shared__ WorkDivider::Shared shared;
   wait_for_previous();
   allow_next();
-  WorkDivider<kCosts>(plan, call, shared).run();
+  WorkDivider(plan, call, shared).run();
 }
 
 }  // namespace flashmask::cuda

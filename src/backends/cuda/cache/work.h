@@ -16,9 +16,8 @@
 // fold one into another: CTAs that begin units at about the same time read the same keys, and find them in L2.
 //
 // A forest's rows are in a row tile of each of three sizes. A block of keys is live in those of the sizes that cost
-// least: keys that many requests see are read for many rows at once, those of one request for its own rows. Many
-// units are short, so their beginnings count where equal shares are cut. A row's results, of up to three units, are
-// merged by a kernel behind.
+// least: keys that many requests see are read for many rows at once, those of one request for its own rows. A row's
+// results, of up to three units, are merged by a kernel behind.
 
 #include <cstdint>
 

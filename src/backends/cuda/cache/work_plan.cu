@@ -38,12 +38,7 @@ extern "C" __global__ void __launch_bounds__(flashmask::cuda::kForestMergeThread
 
 extern "C" __global__ void __launch_bounds__(flashmask::cuda::kDivideThreads)
     flashmask_sm90_cache_shares(const __grid_constant__ WorkPlan plan, const __grid_constant__ CachedView call) {
-  flashmask::cuda::divide_work<flashmask::cuda::kEqualBlocks>(plan, call);
-}
-
-extern "C" __global__ void __launch_bounds__(flashmask::cuda::kDivideThreads)
-    flashmask_sm90_cache_forest(const __grid_constant__ WorkPlan plan, const __grid_constant__ CachedView call) {
-  flashmask::cuda::divide_work<flashmask::cuda::kForestCosts>(plan, call);
+  flashmask::cuda::divide_work(plan, call);
 }
 
 namespace flashmask::cuda {
@@ -235,21 +230,20 @@ CachedCapacities capacities_of(const CachedProblem& p) {
 CachedCapacities plan_capacities(const CachedProblem& p) { return p.plan ? p.plan->capacities : capacities_of(p); }
 
 void launch_work_plan(const WorkPlan& plan, const CachedProblem& p, LaunchChain& chain) {
-  const bool is_forest = plan.is_forest();
   if (plan.has_classes) {
     const int64_t blocks = std::min<int64_t>(plan.words * kBlocksOfWord, ceil_div(p.capacity, int64_t{kBlockKeys})),
                   half_words = ceil_div(blocks, int64_t{kClassifyWarps});
     // Requests have row tiles enough for so many CTAs on average; one that has more goes round.
     const int64_t chunks = ceil_div(int64_t{plan.tile_slots}, kClassifyTiles * std::max<int64_t>(p.batch, 1));
     const int threads = 32 * static_cast<int>(std::min<int64_t>(blocks, kClassifyWarps));
+    const bool is_forest = plan.is_forest();
     chain.launch("launch of the kernel that classifies a cache's blocks",
                  is_forest ? &flashmask_sm90_cache_levels : &flashmask_sm90_cache_blocks,
                  half_words * (is_forest ? plan.levels[0].slots : p.batch * chunks), threads,
                  threads * kClassifyCachedBytes, plan, p.view, static_cast<int32_t>(half_words));
   }
-  chain.launch("launch of the kernel that divides work over a cache",
-               is_forest ? &flashmask_sm90_cache_forest : &flashmask_sm90_cache_shares, 1, kDivideThreads, plan,
-               p.view);
+  chain.launch("launch of the kernel that divides work over a cache", &flashmask_sm90_cache_shares, 1, kDivideThreads,
+               plan, p.view);
 }
 
 void launch_forest_merge(const CachedParams& params, const CachedProblem& p, int32_t columns, LaunchChain& chain) {
@@ -263,7 +257,6 @@ std::vector<KernelInfo> work_plan_kernels() {
   return {named({.id = "sm90.cache.blocks", .op = "cache", .threads = kClassifyCachedThreads}),
           named({.id = "sm90.cache.levels", .op = "cache", .threads = kClassifyCachedThreads}),
           named({.id = "sm90.cache.shares", .op = "cache", .threads = kDivideThreads}),
-          named({.id = "sm90.cache.forest", .op = "cache", .threads = kDivideThreads}),
           named({.id = "sm90.cache.merge_bf16", .op = "cache", .threads = kForestMergeThreads}),
           named({.id = "sm90.cache.merge_f16", .op = "cache", .threads = kForestMergeThreads})};
 }

@@ -15,16 +15,6 @@
 
 namespace flashmask::cuda {
 
-/// Costs of a plan's units, by which equal shares are cut.
-struct UnitCosts {
-  int32_t beginning, block;
-  int32_t tall_block;  ///< rows are more than kPackedRows
-};
-inline constexpr UnitCosts kEqualBlocks{0, 1, 1};
-/// A forest's, in about two thirds of a microsecond. Many of its units are of few blocks, and before the first one come
-/// rows, class bits and pages, one after the other. Two warpgroups take longer than memory does.
-inline constexpr UnitCosts kForestCosts{3, 2, 3};
-
 /// The properties of an architecture's kernels that a plan depends on.
 struct WorkPlaces {
   int32_t shares;                      ///< places for CTAs on the device
