@@ -36,7 +36,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from flashmask.context_parallel import Machine, exchange, place
+from flashmask.context_parallel import Machine, place
 from flashmask.context_parallel.attention import WAYS
 
 from benchmarks import ROOT, receipts
@@ -197,7 +197,7 @@ def measure_cell(cell, arguments, rank, device, link):
     figures = {
         **cell,
         "head_dim": d,
-        "auto": local.way(heads, d, arrivals=not exchange.refusal(device)),
+        "auto": local.way(heads, d),
         "fastest": min((way for way in WAYS if way in times), key=lambda way: both(times[way])),
         "received_keys": int(slowest([local.received_keys], device)[0]),
         "least_received_keys": received,

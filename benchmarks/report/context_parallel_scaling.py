@@ -22,7 +22,7 @@ PAGE = ROOT / "docs" / "context-parallel-scaling.md"
 HEADS, HEAD_DIM = (64, 8), 128
 RANKS = (4, 8, 16, 64, 256, 1024)
 SEQLENS = tuple(2**n for n in (15, 17, 19, 20, 22, 24))
-MARKS = {"gather": "", "arrive": "'", "overlap": "°", "all_to_all": "*"}
+MARKS = {"gather": "", "overlap": "°", "all_to_all": "*"}
 LEAST_ROWS = 1024  # of a rank: below it a layer is too short to share
 KINDS = {
     "causal": "one causal sequence",
@@ -91,7 +91,6 @@ def assumptions(machine):
         "fixed_forward": "seconds of a call beyond kernels and bytes, forward",
         "fixed_backward": "the same, backward",
         "pieces": "pieces in which keys travel, where they overlap with tiles",
-        "arrivals": "GPUs of a node take keys that arrive while a forward runs",
     }
     return [f"| `{f.name}` | {getattr(machine, f.name):g} | {words[f.name]} |" for f in dataclasses.fields(machine)]
 
@@ -108,9 +107,9 @@ def page(machine):
         "",
         "A cell is the predicted efficiency (one GPU's time over all GPUs' time together) and the time of one layer,",
         f"forward and backward, batch 1, {HEADS[0]} query and {HEADS[1]} key heads of {HEAD_DIM}. A star marks the",
-        "all-to-all over heads where the model prefers it, a ring (°) keys and values that travel under tiles, a prime",
-        "(') those that arrive under one forward, inside of a node; elsewhere they are gathered first",
-        f"([the ways](context-parallel.md#attention)). Empty cells have less than {LEAST_ROWS:,} rows for each GPU.",
+        "all-to-all over heads where the model prefers it, a ring (°) keys and values that travel under tiles;",
+        "elsewhere they are gathered first ([the ways](context-parallel.md#attention)). Empty cells have less than",
+        f"{LEAST_ROWS:,} rows for each GPU.",
         "",
         "The model predicts rings where links are slow. Within one host, where it was measured, gathering won:",
         "",
@@ -126,8 +125,8 @@ def page(machine):
         "- The rates are assumed, the same for every mask and length; the link's rate was measured between H200s of",
         "  one host, the network's is nominal. Links do not disturb each other or the kernels.",
         "- Where keys and values overlap with tiles, the last piece's share of the tiles runs after it, and partial",
-        "  results, in fp32 for every query head, move through memory until they are merged. Keys that arrive are",
-        "  under the forward alone. The other ways overlap with nothing.",
+        "  results, in fp32 for every query head, move through memory until they are merged. The other ways overlap",
+        "  with nothing.",
         "- Backward, keys and values travel again where they are not kept, and dk and dv in fp32 the other way.",
         "- In a group of several nodes all bytes are spread evenly over the ranks, also where a placement has",
         "  neighbours in one node: windows and documents are better than predicted there.",

@@ -12,14 +12,13 @@ import signal
 import sys
 import time
 import traceback
-import warnings
 from unittest import mock
 
 import host_peers
 import torch
 import torch.distributed as dist
 from flashmask import Mask, UnsupportedError, context_parallel, masks
-from flashmask.context_parallel import by_arrival, cost, exchange
+from flashmask.context_parallel import by_arrival, exchange
 from flashmask.context_parallel.attention import WAYS
 from flashmask.torch import ops
 from flashmask.torch.dropout import draw_state
@@ -436,36 +435,6 @@ def test_an_arriving_forward_has_a_gathered_backward(rank, world):
     assert early.call_count == 0 and kept == ({True, False} if world > 2 else {True})
 
 
-def test_auto_takes_keys_that_arrive(rank, world):
-    """Keys arrive where the model finds that fastest; if one rank cannot, or too many bytes would be registered, all
-    ranks take the next fastest way, without a warning."""
-    if not has_arrivals(world):
-        return
-    mask = Mask(300, 300)
-    placement = context_parallel.place(mask, world)
-    inputs = tensors(mask, heads=(5, 1), batch=1)  # which no ranks can share
-    machine = cost.Machine
-
-    def arrives(group, way="auto"):
-        local = placement.mask(rank).to(device())
-        shards = [placement.shard(x, rank) for x in inputs[:3]]
-        with mock.patch.object(ops, "arriving_attention", wraps=ops.arriving_attention) as arriving:
-            out = context_parallel.attention(*shards, local, group=group, way=way, arrival_timeout=ARRIVAL_TIMEOUT)
-        check("auto", (out,), whole(mask, *inputs)[:1], placement, rank, 2e-5)
-        return arriving.call_count == 1
-
-    reached, refused, limited = (dist.new_group() for _ in range(3))
-    assert not arrives(reached)  # the pieces of so short a call take longer, for their latency
-    at_once = mock.patch.object(cost, "Machine", lambda **given: machine(latency=0.0, **given))
-    with at_once, warnings.catch_warnings(record=True) as warned:
-        assert arrives(reached)
-        with mock.patch.object(exchange, "rank_refusal", lambda device: "its GPU differs" * (rank == 1)):
-            assert not arrives(refused)
-        with mock.patch.object(exchange, "MOST_BYTES", 1 << 20):
-            assert not arrives(limited) and arrives(limited, "arrive")
-    assert not [w for w in warned if "way is" in str(w.message)]
-
-
 def test_gradients_that_leave_early(rank, world):
     """The backward that no way takes: gradients leave early where ranks have whole blocks of keys, under masks of each
     form, and with a sink."""
@@ -749,7 +718,7 @@ def test_training(rank, world):
 
 
 OF_ARRIVALS = False
-_ARRIVALS = (test_one_registration, test_an_arriving_forward_has_a_gathered_backward, test_auto_takes_keys_that_arrive)
+_ARRIVALS = (test_one_registration, test_an_arriving_forward_has_a_gathered_backward)
 _ARRIVALS = *_ARRIVALS, test_gradients_that_leave_early, test_delays_beside_collectives, test_keys_that_do_not_come
 _IN_ALL_WAYS = (test_families, test_features, test_lengths_and_heads, test_half, test_checkpointing, test_layouts)
 _IN_ALL_WAYS = *_IN_ALL_WAYS, test_calls_of_the_host, test_training, test_infinite_gradients_stay_in_their_column

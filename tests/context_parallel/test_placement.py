@@ -136,19 +136,14 @@ def test_the_model_prefers_what_moves_less():
     causal = place(masks.causal(131072, 131072), 8, heads=(64, 8), head_dim=128)
     assert causal.costs()["gather"].total < causal.costs()["overlap"].total
     assert causal.way(machine=Machine(link=10e9)) == "overlap"
-    # Keys that arrive hide behind tiles, on GPUs of a node that take them so.
+    # Keys that arrive hide behind tiles, and are not chosen: they have to be asked for, inside of a node.
     hidden = causal.costs()["gather"].forward - causal.costs()["arrive"].forward
     assert hidden == pytest.approx(causal.costs()["gather"].exchange_forward)
     assert causal.costs()["arrive"].backward == causal.costs()["gather"].backward
     documents = place(masks.causal_document(seqlens=[30000, 2768]), 2, heads=(64, 8), head_dim=128)
     fastest = min(documents.costs().items(), key=lambda item: item[1].total)
-    assert (fastest[0], documents.way()) == ("arrive", "arrive")
-    assert documents.way(machine=Machine(arrivals=False)) == "gather"
-    assert [documents.mask(0).way((64, 8), 128, arrivals=x) for x in (True, False)] == ["arrive", "gather"]
+    assert (fastest[0], documents.way()) == ("arrive", "gather")
     assert "arrive" not in causal.costs(machine=Machine(gpus_per_node=4))
-    # As many waits as pieces take longer than what they would hide.
-    assert place(masks.causal(1024), 2, heads=(2, 2), head_dim=64).way() == "gather"
-    assert place(masks.document(seqlens=[512, 512]), 2, heads=(64, 8), head_dim=128).way() == "gather"
     slow = Machine(link=1e9)
     full = place(Mask(16384, 16384), 8, heads=(8, 8), head_dim=128).costs(machine=slow)
     assert full["all_to_all"].total < full["gather"].total

@@ -198,23 +198,18 @@ def test_ranks_that_take_no_keys_that_arrive(monkeypatch):
     """Variables of the environment decide as well as the GPU."""
     gpu, capability = torch.device("cuda", 0), [9, 0]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: tuple(capability))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     for variable, value, words in (
         ("FLASHMASK_KERNELS", "sm80", "FLASHMASK_KERNELS is 'sm80'"),
         ("CUDA_LAUNCH_BLOCKING", "1", "CUDA_LAUNCH_BLOCKING is set"),
     ):
         monkeypatch.delenv(variable, raising=False)
-        assert exchange.rank_refusal(gpu) == ""
+        assert exchange.refusal(gpu) == ""
         monkeypatch.setenv(variable, value)
-        assert words in exchange.rank_refusal(gpu)
+        assert words in exchange.refusal(gpu)
         monkeypatch.delenv(variable)
     capability[0] = 8
-    assert "not a Hopper one" in exchange.rank_refusal(gpu)
-
-
-def test_patience_for_keys():
-    """Nobody is less patient than NCCL's groups are without having asked for keys that arrive."""
-    read = sys.modules["flashmask.context_parallel.attention"]._read_timeout
-    assert read(None, "arrive") == 60 and read(None, "auto") == 600 and read(5, "auto") == 5
+    assert "not a Hopper one" in exchange.refusal(gpu)
 
 
 def test_wrong_ways_and_groups(tmp_path):

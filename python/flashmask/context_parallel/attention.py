@@ -20,8 +20,7 @@ from .local_mask import LocalMask
 
 Way: TypeAlias = Literal["auto", "gather", "arrive", "overlap", "all_to_all"]
 WAYS: dict[str, Any] = {"gather": Gather, "arrive": by_arrival.Arrive, "overlap": Overlap, "all_to_all": AllToAll}
-# Seconds that a call waits for keys: where it was asked to, where it was not and must not be less patient than NCCL.
-_TIMEOUT, _TIMEOUT_OF_AUTO, _MOST_TIMEOUT = 60.0, 600.0, 1e6
+_MOST_TIMEOUT = 1e6
 
 
 @torch.compiler.disable
@@ -43,7 +42,7 @@ def attention(
     dropout: float = 0.0,
     dropout_state: torch.Tensor | None = None,
     return_lse: bool = False,
-    arrival_timeout: float | None = None,
+    arrival_timeout: float = 60.0,
     check: bool | None = None,
     **others: Any,
 ) -> Any:
@@ -63,7 +62,7 @@ def attention(
             and its backward is that of "gather"; "overlap": keys travel in pieces while tiles of the keys at hand run,
             and partial results are merged in float32; "all_to_all": q, k and v change from rows to heads, and out back
             (for numbers of heads that the ranks can share). "auto": the cost model's choice, see Placement.explain,
-            among those that the call allows: "arrive" if it is possible and registers at most 1 GiB.
+            which is never "arrive".
         softmax_scale, deterministic, backend, max_ctas: as in flashmask_attention. With max_ctas multiprocessors are
             left to communication.
         sink, softcap, alibi_slopes: as in flashmask_attention, equal on all ranks: [heads_q], slopes also [batch,
@@ -76,8 +75,7 @@ def attention(
             the others. All ways but "all_to_all" need ranks whose rows begin at multiples of 16. On a GPU dropout is
             like softcap above.
         arrival_timeout: seconds that a call with "arrive" waits for keys. After them its results are NaN, and the next
-            call raises a TimeoutError that names the rank. None: 60 where "arrive" is asked for; 600, as NCCL's process
-            groups wait, where "auto" takes it.
+            call raises a TimeoutError that names the rank.
         return_lse: also return lse, [batch, heads_q, rows].
         check: compare the mask, the placement, shapes, options, sinks, slopes and states of all ranks first. None: only
             if torch.distributed's debug level is not OFF (TORCH_DISTRIBUTED_DEBUG).
@@ -101,7 +99,7 @@ def attention(
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     features = _read_features(q, softcap, sink, alibi_slopes, dropout, dropout_state)
-    arrival_timeout = _read_timeout(arrival_timeout, way)
+    arrival_timeout = _read_timeout(arrival_timeout)
     _check_group(local, group)
     if dist.get_debug_level() != dist.DebugLevel.OFF if check is None else check:
         agreed = way, softmax_scale, deterministic, return_lse, softcap, dropout
@@ -110,13 +108,12 @@ def attention(
     q, k, v = ops.autocast(q, k, v)
     of_kernel = ops.KernelOptions(softmax_scale, deterministic, backend, max_ctas)
     options = Options(of_kernel, bool(return_lse), features, arrival_timeout)
-    given = options.features(sink, alibi_slopes)
-    asked, way = way, _way(way, q, k, local, given)
+    way = _way(way, q, k, local, options.features(sink, alibi_slopes))
     if options.drops:
         features["dropout_state"] = _shared_state(dropout_state, q.device, group)
         local = local.in_sixteens(q.device)
     if way == "arrive":
-        way = _arrive_or_another(asked, q, k, v, local, group, given)
+        way = _arrive_or_gather(k, v, local, group)
     out, lse = WAYS[way].apply(q, k, v, sink, alibi_slopes, local, group, options)
     return (out, lse) if return_lse else out
 
@@ -124,7 +121,9 @@ def attention(
 def _way(way, q, k, local, features):
     heads = q.shape[2], k.shape[2]
     if way == "auto":
-        way = _fastest(q, k, local, features, arrivals=not exchange.call_refusal(q.device))
+        way = local.way(heads, q.shape[3])
+        if way == "overlap" and not has_partial_keys(q, features):
+            way = "gather"
     elif way == "all_to_all" and not cost.divide(*heads, local.world_size):
         raise ValueError(
             f"way is 'all_to_all'; {local.world_size} ranks cannot share {heads[0]} query and {heads[1]} key heads: "
@@ -152,23 +151,13 @@ def _shared_state(state, device, group):
     return state
 
 
-def _fastest(q, k, local, features, arrivals):
-    """The cost model's choice among the ways that the call allows, with keys that arrive or without."""
-    way = local.way((q.shape[2], k.shape[2]), q.shape[3], arrivals)
-    return "gather" if way == "overlap" and not has_partial_keys(q, features) else way
-
-
-def _arrive_or_another(asked, q, k, v, local, group, features):
-    """ "arrive" where ranks read each other's memory; otherwise the next fastest way, or, with a warning, "gather" if
-    "arrive" is what was asked for."""
-    if not local.pieces:  # nothing travels
+def _arrive_or_gather(k, v, local, group):
+    """ "arrive", or "gather" where nothing travels, or, with a warning, where ranks do not read each other's memory."""
+    if not local.pieces:
         return "gather"
-    most_bytes = exchange.MOST_BYTES if asked == "auto" else None
     try:
-        exchange.of(group, k.device).reserve(WAYS["arrive"].slot_bytes(k, v, local), most_bytes)
+        exchange.of(group, k.device).reserve(WAYS["arrive"].slot_bytes(k, v, local))
     except exchange.Unreachable as why:
-        if asked == "auto":
-            return _fastest(q, k, local, features, arrivals=False)
         warnings.warn(f"way is 'arrive', and 'gather' is taken: {why}", stacklevel=4)
         return "gather"
     return "arrive"
@@ -219,9 +208,7 @@ def _read_features(q, softcap, sink, alibi_slopes, dropout, dropout_state):
     return {name: x for name, x in numbers.items() if x != 0}
 
 
-def _read_timeout(seconds, way):
-    if seconds is None:
-        return _TIMEOUT_OF_AUTO if way == "auto" else _TIMEOUT
+def _read_timeout(seconds):
     seconds = arguments.number("arrival_timeout", seconds)
     if not 0 < seconds <= _MOST_TIMEOUT:
         raise ValueError(f"arrival_timeout is {seconds}; it must be above 0 and at most {_MOST_TIMEOUT:.0f} seconds")

@@ -4,7 +4,7 @@
 gather: each rank computes its own rows, in one call when the keys and values that they see have arrived. The time is
 that of the busiest rank: its bytes, and then its tiles.
 arrive: gather, whose forward begins before the keys are there: the tiles or the bytes, whichever takes longer. Among
-GPUs of one node that take keys so.
+GPUs of one node. It is not chosen: where it was measured, it was faster on one machine and slower on another.
 overlap: the same, but keys and values travel while tiles of its own keys run, and each part has partial results, which
 are merged: the tiles, or the bytes and the last piece's tiles, whichever takes longer, and the merge. It pays where
 links are slow: a partial result of a row, in fp32 for every query head, is more bytes than a key and its value.
@@ -18,6 +18,8 @@ over the network.
 from dataclasses import dataclass
 
 PIECES = 4  # pieces that keys travel in, so that tiles of one run while the next is on its way
+
+_ASKED_FOR = ("arrive",)  # ways that are not chosen
 
 _BYTES = 2  # bytes of an element of q, k and v
 _PARTIAL = 4  # bytes of an element of dk and dv, which are added in fp32
@@ -43,7 +45,6 @@ class Machine:
     fixed_forward: float = 100e-6  # seconds of a call beyond kernels and bytes
     fixed_backward: float = 200e-6
     pieces: int = PIECES  # pieces that keys travel in when they overlap with tiles
-    arrivals: bool = True  # whether GPUs of a node take keys that arrive while a kernel runs: Hopper's do
 
     def bandwidth(self, ranks: int) -> float:
         """Bytes/s that a rank takes in from the others of a group."""
@@ -70,7 +71,7 @@ class Cost:
 
 
 def costs(*, tiles, tile_elements, received, rows, mask_heads, heads, head_dim, machine):
-    """{"gather": Cost, "overlap": Cost}, where keys can arrive "arrive" and, where heads divide, "all_to_all".
+    """{"gather": Cost, "overlap": Cost}, inside of a node "arrive" and, where heads divide by the ranks, "all_to_all".
 
     tiles, received: of each rank, as Placement says them. tile_elements: rows x keys of a tile. rows: the most rows of
     a rank, over its batch entries. A mask head stands for heads_q / mask_heads heads.
@@ -80,7 +81,7 @@ def costs(*, tiles, tile_elements, received, rows, mask_heads, heads, head_dim, 
     flops = max(tiles) * flops_of_tile
     by_keys = _by_keys(flops, max(received), rows, heads, head_dim, ranks, machine)
     result = dict(zip(("gather", "arrive", "overlap"), by_keys))
-    if ranks > machine.gpus_per_node or not machine.arrivals:
+    if ranks > machine.gpus_per_node:
         del result["arrive"]
     if divide(heads_q, heads_kv, ranks):
         result["all_to_all"] = _all_to_all(sum(tiles) / ranks * flops_of_tile, rows, heads, head_dim, ranks, machine)
@@ -102,8 +103,8 @@ def single(*, tiles, tile_elements, mask_heads, heads, head_dim, machine):
 
 
 def chosen(costs):
-    """The name of the fastest, forward and backward together; of two, the first."""
-    return min(costs, key=lambda name: costs[name].total)
+    """The name of the fastest that needs not be asked for, forward and backward together."""
+    return min((name for name in costs if name not in _ASKED_FOR), key=lambda name: costs[name].total)
 
 
 def keeps_keys(received, rows):
@@ -195,7 +196,7 @@ def described(costs, machine, ranks):
             + ("  <- chosen" if way == name else "")
         )
     if "arrive" in costs:
-        lines.append("  arrive is for Hopper GPUs of one machine; other calls take the next fastest")
+        lines.append("  arrive is computed where it is asked for, by way='arrive'")
     if "all_to_all" not in costs:
         lines.append(f"  all_to_all is not possible: {ranks} ranks do not divide the heads")
     return "\n".join(lines)

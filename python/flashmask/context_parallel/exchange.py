@@ -40,7 +40,6 @@ _FLAG_BYTES = 2048  # "ready" of each rank in each set, then "read" of each
 _SLOTS = 2
 _GRANULE = 1 << 21  # bytes that registered memory is a multiple of, as CUDA hands it out
 _NOT_READ = 1 << 30  # what a report of a rank that has not read begins at
-MOST_BYTES = 1 << 30  # that a rank registers unless keys that arrive are asked for
 
 
 class Copy(NamedTuple):
@@ -163,7 +162,7 @@ class Exchange:
     """A group's registered memory, and the epoch that it is in. Every rank makes the same calls, in the same order."""
 
     def __init__(self, group, device):
-        self._group, self._device, self._peers = group, device, PEERS[device.type](device)
+        self._group, self._peers = group, PEERS[device.type](device)
         self.world, self.rank = messages.size_and_rank(group)
         self.others = [rank for rank in range(self.world) if rank != self.rank]
         self.state = torch.zeros(2, dtype=torch.int32, device=device)  # of fm_arrivals
@@ -182,24 +181,21 @@ class Exchange:
 
     # --- Registered memory ------------------------------------------------------------------------
 
-    def reserve(self, slot_bytes, most_bytes=None):
+    def reserve(self, slot_bytes):
         """Makes slots of at least so many bytes, the same on every rank: a collective where they have to grow.
 
-        Raises Unreachable on all ranks if one cannot reach another, or would have to register over most_bytes, and
-        TimeoutError if an earlier call has failed.
+        Raises Unreachable on all ranks if one cannot reach another, and TimeoutError if an earlier call has failed.
         """
         self._raise_if_failed()
         if not self._why and (self._memory is None or slot_bytes > self.slot_bytes):
-            if most_bytes is not None and (needed := _registered(_slot_bytes(slot_bytes))) > most_bytes:
-                raise Unreachable(f"keys take {needed} bytes of registered memory, more than {most_bytes}")
             self._release()
             self._register(slot_bytes)
         if self._why:
             raise Unreachable(self._why)
 
     def _register(self, slot_bytes):
-        slot_bytes, refused = _slot_bytes(slot_bytes), rank_refusal(self._device)
-        made, error = (None, refused) if refused else _tried(self._peers.create, _registered(slot_bytes))
+        slot_bytes = -(-slot_bytes // _FLAG_BYTES) * _FLAG_BYTES
+        made, error = _tried(self._peers.create, _registered(slot_bytes))
         own, handle = made or (None, b"")
         said = self._everyones((_machine(), handle, error))
         self._why = _first_problem([error for _, _, error in said])
@@ -336,11 +332,6 @@ class Exchange:
         return self._addresses[rank] + (_READY_SETS * MOST_RANKS + peer) * _WORD
 
 
-def _slot_bytes(least):
-    """Size of a slot for so many bytes."""
-    return -(-least // _FLAG_BYTES) * _FLAG_BYTES
-
-
 def _registered(slot_bytes):
     return -(-(_FLAG_BYTES + _SLOTS * slot_bytes) // _GRANULE) * _GRANULE
 
@@ -378,20 +369,8 @@ def of(group, device):
 
 def refusal(device):
     """Why a call on this device cannot have keys that arrive; "" if nothing speaks against it."""
-    return call_refusal(device) or rank_refusal(device)
-
-
-def call_refusal(device):
-    """Names what all ranks have alike: the type of device, or a stream that captures."""
     if device.type not in PEERS:
         return f"tensors are on {device.type}; keys arrive on GPUs alone"
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        return "the stream captures a graph, whose replays would wait for this call's epoch"
-    return ""
-
-
-def rank_refusal(device):
-    """Names what a rank has by itself, its GPU or its environment; others learn of it when they register."""
     if device.type != "cuda":
         return ""
     if torch.cuda.get_device_capability(device) != (9, 0):
@@ -400,4 +379,6 @@ def rank_refusal(device):
         return f"FLASHMASK_KERNELS is '{kernels}', and Hopper's kernels, 'sm90', alone wait for keys"
     if os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
         return "CUDA_LAUNCH_BLOCKING is set, with which the host waits for a kernel that waits for others"
+    if torch.cuda.is_current_stream_capturing():
+        return "the stream captures a graph, whose replays would wait for this call's epoch"
     return ""

@@ -170,14 +170,10 @@ class LocalMask:
 
         return Origins(origin(rows), origin(self.gathered_keys), tuple(origin(piece.keys) for piece in self.pieces))
 
-    def way(self, heads: tuple[int, int], head_dim: int, arrivals: bool = True) -> str:
-        """How the cost model would compute attention of (heads_q, heads_kv) heads: "gather", "arrive" if GPUs take
-        arrivals, "overlap" or "all_to_all"."""
-
-        def of_model():
-            return self.placement.way(self.index, heads, head_dim, cost.Machine(arrivals=arrivals))
-
-        return self.once(("way", heads, head_dim, arrivals), of_model)
+    def way(self, heads: tuple[int, int], head_dim: int) -> str:
+        """How the cost model would compute attention of (heads_q, heads_kv) heads: "gather", "overlap" or
+        "all_to_all"."""
+        return self.once(("way", heads, head_dim), lambda: self.placement.way(self.index, heads, head_dim))
 
     # --- What travels, as tensors ------------------------------------------------------------------
 

@@ -142,8 +142,8 @@ class Partition:
 
     def costs(self, index: int = 0, machine: cost.Machine | None = None) -> dict[str, cost.Cost]:
         """{"gather": Cost, "arrive": Cost, "overlap": Cost, "all_to_all": Cost}: what a model of the machine
-        (cost.Machine) says of the ways to compute the attention; "arrive" is missing across nodes and where the
-        machine's GPUs do not take it, the last where heads do not divide. Needs heads and head_dim.
+        (cost.Machine) says of the ways to compute the attention; "arrive" is missing across nodes, the last where heads
+        do not divide. Needs heads and head_dim.
         """
         return self._costs(index, self._shape(), self.head_dim, machine)
 
@@ -154,7 +154,7 @@ class Partition:
         head_dim: int | None = None,
         machine: cost.Machine | None = None,
     ) -> str:
-        """The name of the fastest of costs(), of heads (heads_q, heads_kv), or the placement's own."""
+        """The name of the fastest of costs() but "arrive", of heads (heads_q, heads_kv), or the placement's own."""
         heads = self._shape() if heads is None else heads
         return cost.chosen(self._costs(index, heads, head_dim or self.head_dim, machine))
 
