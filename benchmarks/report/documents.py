@@ -144,13 +144,45 @@ def context_parallel_row(cell, others):
     return [*shape, ms_text(ms["one"]), ms_text(ours), *over, *of_others, fixed, off]
 
 
+def long_context(cases, topics):
+    """The speed of the example that trains over context parallelism."""
+    runs = figures_of(topics, "long-context")
+    if not runs:
+        return []
+    receipt = topics["long-context"]
+    rows = [
+        [
+            short_length(run["seqlen"]),
+            f"{run['tokens_per_second']:,.0f}",
+            f"{run['seqlen'] * run['dp'] / run['tokens_per_second']:.2f}",
+            f"{run['peak_memory_gb']:.1f}",
+        ]
+        for run in runs["runs"]
+    ]
+    said = runs["runs"][0]
+    of_replicas = "One sequence over" if said["dp"] == 1 else f"{said['dp']} sequences, each over"
+    return [
+        *paragraph(
+            f"{of_replicas} {said['cp']} GPUs, a model of {said['parameters'] / 1e9:.2f} B parameters "
+            f"({receipt['date']}, {receipt['device']}, `scripts/gpu-check long-context`):"
+        ),
+        *markdown_table(["tokens", "tokens a second", "seconds a step", "peak memory of a GPU, GB"], rows),
+    ]
+
+
 def overlap(cases, topics):
     """The measured figures of docs/context-parallel-scaling.md."""
     said = map(overlap_text, missed_bars.context_parallel_runs(topics).values())
     return paragraph(" ".join(said))[:-1]
 
 
-PARTS = {"summary": summary, "training": training, "context_parallel": context_parallel, "overlap": overlap}
+PARTS = {
+    "summary": summary,
+    "training": training,
+    "context_parallel": context_parallel,
+    "long_context": long_context,
+    "overlap": overlap,
+}
 PAGES = ("README.md", "docs/training.md", "docs/context-parallel.md", "docs/context-parallel-scaling.md")
 
 

@@ -568,3 +568,12 @@ def test_a_legend_fits_in_its_chart():
 
 def test_ticks_of_an_axis():
     assert charts.ticks(576) == [0, 200, 400, 600] and charts.ticks(101)[-1] >= 101 and charts.ticks(0.7)[-1] >= 0.7
+
+
+def test_training_over_context_parallelism_has_a_table():
+    run = {"seqlen": 131072, "dp": 2, "cp": 4, "parameters": 1.1e9, "tokens_per_second": 65536, "peak_memory_gb": 41.26}
+    topic = {"date": "2026-01-02", "device": "A GPU", "figures": {"runs": [run]}}
+    lines = documents.long_context([], {"long-context": topic})
+    assert "| 128K | 65,536 | 4.00 | 41.3 |" in lines
+    assert "2 sequences, each over 4 GPUs, a model of 1.10 B parameters" in " ".join(lines)
+    assert documents.long_context([], {}) == []

@@ -41,6 +41,23 @@ def test_four_processes(tmp_path):
     assert f"compared loss {told['losses'][0]:.4f}" in said.stdout
 
 
+@pytest.mark.long
+def test_a_small_measurement(tmp_path):
+    """benchmarks.context_parallel.long_context in its dry run."""
+    command = [sys.executable, "-m", "benchmarks.context_parallel.long_context", "--device", "cpu", "--ranks", "2"]
+    said = subprocess.run(
+        [*command, "--steps", "2"],
+        env={**os.environ, "OUT": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert said.returncode == 0, said.stdout + said.stderr
+    assert said.stdout.count("PASS") == 2 and "PASS  1024 tokens: " in said.stdout
+    told = json.loads((tmp_path / "long-context.json").read_text(encoding="utf-8"))
+    assert told["complete"] and [run["seqlen"] for run in told["figures"]["runs"]] == [512, 1024]
+
+
 def test_batches():
     batch = documents.draw_batch(4096, 256, seed=1, device=torch.device("cpu"))
     again = documents.draw_batch(4096, 256, seed=1, device=torch.device("cpu"))
