@@ -7,7 +7,7 @@ early gradients   arrive with a backward whose gradients of others' keys leave u
 kernels      gather's kernels once everything has arrived, forward and backward
 exchange     the rest of gather: copies and messages
 all gather   all keys and values to everyone, waited for; then flashmask's kernel; a reduce-scatter of their gradients
-flex         torch's own version of all gather: flex_cp_allgather and FlexAttention (CUDA only)
+flex         torch's own version of all gather: flex_cp_allgather and FlexAttention (CUDA only, and 64 heads)
 """
 
 from unittest import mock
@@ -20,6 +20,7 @@ from flashmask.context_parallel import by_arrival, by_keys, cost, exchange
 from flashmask.context_parallel.attention import WAYS
 
 OURS = (*WAYS, "early gradients")
+FLEX_HEADS = 64  # more cells would compile FlexAttention for longer than a run may take
 
 
 class Layer:
@@ -143,6 +144,20 @@ def flex(placement, rank, device, batch):
     return call
 
 
+def flex_layer(mask, placement, rank, whole, dout):
+    """The Layer of flex, or why there is none. torch hands out a causal sequence's rows as zigzag has them."""
+    if whole[0].shape[2] != FLEX_HEADS:
+        return f"it is compiled for {FLEX_HEADS} heads alone"
+    zigzag = context_parallel.place(mask, placement.world_size, scheme="zigzag")
+    try:
+        call = flex(zigzag, rank, dout.device, whole[0].shape[0])
+        layer = Layer(call, [zigzag.shard(x, rank) for x in whole], zigzag.shard(dout, rank))
+        layer.results()
+        return layer
+    except Exception as error:  # whatever this torch, or its compiler, says
+        return f"{type(error).__name__}: {str(error)[:200]}"
+
+
 def by_way(way, local):
     """The call of one of OURS."""
     if way == "early gradients":
@@ -156,10 +171,8 @@ def by_way(way, local):
 
 
 def layers(mask, placement, rank, tensors, peers):
-    """{name: Layer, Kernels or Exchange, or why there is none}. tensors: q, k, v and dout of the whole sequence.
-
-    torch hands out a causal sequence's rows as zigzag has them; all else has the placement.
-    """
+    """The LocalMask, and {name: Layer, Kernels or Exchange, or why there is none}. tensors: q, k, v and dout of the
+    whole sequence."""
     whole, dout = tensors[:3], tensors[3]
     device, (heads_q, heads_kv) = dout.device, (whole[0].shape[2], whole[1].shape[2])
     local = placement.mask(rank).to(device)
@@ -180,11 +193,5 @@ def layers(mask, placement, rank, tensors, peers):
     if "all gather" in peers:
         found["all gather"] = Layer(all_gather(placement, rank, device), shards, own_dout)
     if "flex" in peers:
-        zigzag = context_parallel.place(mask, placement.world_size, scheme="zigzag")
-        try:
-            call = flex(zigzag, rank, device, whole[0].shape[0])
-            found["flex"] = Layer(call, [zigzag.shard(x, rank) for x in whole], zigzag.shard(dout, rank))
-            found["flex"].results()
-        except Exception as error:  # whatever this torch, or its compiler, says
-            found["flex"] = f"{type(error).__name__}: {str(error)[:200]}"
+        found["flex"] = flex_layer(mask, placement, rank, whole, dout)
     return local, found

@@ -6,13 +6,16 @@
     python -m benchmarks.context_parallel.speed --device cpu   # a small dry run over gloo
 
 The shapes are those of MARCO's table: 32K tokens in a batch of two and 128K; causal documents, documents, prefix-LM
-documents; q / key heads 8/1, 32/4 and 64/8 of 128. In each cell all contenders (contenders.py) take turns; a time is
-the slowest rank's, median over rounds. The bars apply to "auto", the way that the cost model chooses:
+documents; q / key heads 8/1, 32/4 and 64/8 of 128. In each cell all contenders (contenders.py) take turns, torch's
+FlexAttention in those of 64/8 alone; a time is the slowest rank's, median over rounds. The bars apply to "auto", the
+way that the cost model chooses, forward and backward together:
 
-    speed-up over one GPU, forward and backward of 64/8       at least 1.9 at 128K, 1.8 at 32K, on 2 GPUs
+    speed-up over one GPU of 64/8, on 2 GPUs                  at least 1.9
+    geometric mean of the speed-ups over one GPU              at least 1.93 on 2 GPUs; on 4, 3.5 at 32K and 3.85 at 128K
+    cells, of 18, in which arrive is faster than gather       at least 15, on 2 GPUs
     fixed cost of gather: the time of its copies and messages less its bytes at the link's rate
                                                               at most 0.15 ms forward, 0.3 ms backward
-    an all-gather that is waited for, torch's FlexAttention   slower in every cell
+    an all-gather that is waited for, torch's FlexAttention   slower in every cell that has them
     the fastest of the ways                                   at most 2 % faster
     received keys over the least that any exchange needs      at most 1.1
     the cost model's time with this run's rates               within 10 %
@@ -41,7 +44,7 @@ from flashmask.context_parallel.attention import WAYS
 
 from benchmarks import ROOT, receipts
 from benchmarks.context_parallel import contenders
-from benchmarks.context_parallel.bars import PEERS, both, judgements
+from benchmarks.context_parallel.bars import PEERS, both, joint_judgements, judgements, run_judgements
 from benchmarks.context_parallel.placement import KINDS, document_mask
 from benchmarks.instruments import kernels_used, timing
 
@@ -249,8 +252,11 @@ def lines(cell, device, ranks):
             f"{one / both(times):5.2f} x one; the host {times['forward_host_ms']:.3f} + {times['backward_host_ms']:.3f}"
         )
     yield from (f"  {name:11} not measured: {why}" for name, why in cell["missing"].items())
-    for what, figure, bar, holds in judgements(cell, device, ranks):
-        yield f"  {'PASS' if holds else 'FAIL'}  {what}: {figure:.4g} (bar {bar})"
+    yield from verdicts(judgements(cell, device, ranks))
+
+
+def verdicts(judged):
+    return (f"  {'PASS' if holds else 'FAIL'}  {what}: {figure:.4g} (bar {bar})" for what, figure, bar, holds in judged)
 
 
 # --- The run ----------------------------------------------------------------------------------------
@@ -343,11 +349,13 @@ def cells_of(arguments):
 def add(receipt, figures, arguments):
     held = receipt["figures"]["context_parallel"]["cells"]
     held.append(figures)
-    judged = [x for cell in held for x in judgements(cell, arguments.device, arguments.ranks)]
-    receipt["tests"] = {"passed": sum(x[3] for x in judged), "failed": sum(not x[3] for x in judged)}
     receipt["complete"] = len(held) == len(list(cells(arguments.device)))
+    judged = list(run_judgements(held, arguments.device, arguments.ranks, receipt["complete"]))
+    receipt["tests"] = {"passed": sum(x[3] for x in judged), "failed": sum(not x[3] for x in judged)}
     receipts.write(receipt, path_of(arguments))
     print("\n".join(lines(figures, arguments.device, arguments.ranks)), flush=True)
+    if receipt["complete"] and arguments.device == "cuda":
+        print("\n".join(["all cells", *verdicts(joint_judgements(held, arguments.ranks))]), flush=True)
 
 
 def main(words=None):

@@ -101,9 +101,8 @@ def page(machine):
         "",
         "A prediction, not a measurement: no cell of this page has run. Placements and what their ranks receive are",
         "computed as a program would; the times are those of [a model](../python/flashmask/context_parallel/cost.py).",
-        "On two GPUs of one host, with the rates of the run, it is within 10 % of what was",
-        "[measured](context-parallel.md#which-way). "
-        "`python -m benchmarks.report.context_parallel_scaling --docs` writes it.",
+        "With the rates of a run on GPUs of one host it comes [as near](context-parallel.md#which-way) as the last",
+        "column there says. `python -m benchmarks.report.context_parallel_scaling --docs` writes this page.",
         "",
         "A cell is the predicted efficiency (one GPU's time over all GPUs' time together) and the time of one layer,",
         f"forward and backward, batch 1, {HEADS[0]} query and {HEADS[1]} key heads of {HEAD_DIM}. A star marks the",

@@ -4,7 +4,9 @@ docs/end-to-end.md as a whole, and what other pages hold between `<!-- figures: 
 `<!-- end of figures -->`.
 """
 
+import operator
 import re
+from statistics import geometric_mean
 
 from benchmarks import ROOT, receipts
 from benchmarks.context_parallel.bars import both
@@ -89,7 +91,9 @@ def training(cases, topics):
     ]
 
 
-# Contenders beside the way that the model chooses, as the page names them.
+# Contenders of a receipt of context parallelism, as the page names them: those that speed is compared with, and those
+# beside the way that the model chooses.
+_OVER = {"one": "one", "all gather": "an all-gather", "flex": "torch's FlexAttention"}
 _OTHERS = {
     "gather": '`way="gather"`',
     "arrive": '`way="arrive"`',
@@ -106,42 +110,75 @@ def context_parallel(cases, topics):
 
 def of_gpus(run):
     """The table of a receipt of context parallelism, and what it says of the bars."""
-    held = run["figures"]["context_parallel"]
-    others = [way for way in _OTHERS if any(way in cell["times"] and way != cell["auto"] for cell in held["cells"])]
-    head = ["tokens", "mask", "heads", "keys that travel", "one, ms", "all, ms", "over one", "over an all-gather"]
-    bars = missed_bars.of_context_parallel(run)
-    missed = "; ".join(
-        f"{what}: {count} ({reached}; {asked})" for what, count, reached, asked in missed_bars.missed_rows(bars)
-    )
-    held_bars = f"{sum(bar.passed for bar in bars)} of {len(bars)} bars held"
+    cells = run["figures"]["context_parallel"]["cells"]
+    over = [name for name in _OVER if any(name in cell["times"] for cell in cells)]
+    others = [way for way in _OTHERS if any(way in cell["times"] and way != cell["auto"] for cell in cells)]
+    head = ["tokens", "mask", "heads", "keys that travel", "one, ms", "all, ms"]
     return [
-        *paragraph(
-            f"Forward and backward on {held['ranks']} GPUs, d = 128 ({run['date']}, {run['device']}; a link takes in "
-            f"{held['link_gb_s']:.0f} GB/s): time on one and on all, and speed over an all-gather of all keys that is "
-            f"waited for, on the same rows; then the time of {listed([_OTHERS[way] for way in others])}, in ms. Fixed: "
-            "what is neither kernels nor bytes at the link's rate, forward and backward, in ms. Last: how far the "
-            "model's time, with this run's rates, is from the measured one."
-        ),
+        *paragraph(columns_text(run, over, others)),
         *markdown_table(
-            [*head, *(f"{way}, ms" for way in others), "fixed", "predicted"],
-            [context_parallel_row(cell, others) for cell in held["cells"]],
+            [*head, *(f"over {_OVER[name]}" for name in over), *(f"{way}, ms" for way in others), "fixed", "predicted"],
+            [context_parallel_row(cell, over, others) for cell in cells],
         ),
         "",
-        *paragraph(f"{overlap_text(run)} {held_bars}{f'; missed were {missed}' * bool(missed)}.")[:-1],
+        *paragraph(f"{kernels_text(cells)} {overlap_text(run)} {bars_text(missed_bars.of_context_parallel(run))}")[:-1],
     ]
 
 
-def context_parallel_row(cell, others):
+def columns_text(run, over, others):
+    """Says what was measured, and the columns of its table."""
+    held = run["figures"]["context_parallel"]
+    said = (
+        f"Forward and backward on {held['ranks']} GPUs, d = 128 ({run['date']}, {run['device']}; a link takes in "
+        f"{held['link_gb_s']:.0f} GB/s): time on one and on all, and speed over an all-gather of all keys that is "
+        "waited for, on the same rows"
+    )
+    if "flex" in over:
+        heads = {f"{cell['heads']} / {cell['heads_kv']}" for cell in held["cells"] if "flex" in cell["times"]}
+        said += (
+            f"; speed over {_OVER['flex']} behind torch's own all-gather (`flex_cp_allgather`), with "
+            f"{listed(sorted(heads))} heads alone, as each cell is compiled anew"
+        )
+    if others:
+        said += f"; then the time of {listed([_OTHERS[way] for way in others])}, in ms"
+    return (
+        f"{said}. Fixed: what is neither kernels nor bytes at the link's rate, forward and backward, in ms. Last: how "
+        "far the model's time, with this run's rates, is from the measured one."
+    )
+
+
+def kernels_text(cells):
+    """Bounds what any exchange could reach; nothing if no cell has gather's kernels by themselves."""
+    cells = [cell for cell in cells if "kernels" in cell["times"]]
+    if not cells:
+        return ""
+    one, kernels, gather = ([both(cell["times"][name]) for cell in cells] for name in ("one", "kernels", "gather"))
+    alone, all_of_it = (geometric_mean(map(operator.truediv, one, ours)) for ours in (kernels, gather))
+    return (
+        f"Over one GPU gather is {speed_text(all_of_it)} in the geometric mean of the cells, and its kernels alone, "
+        f"once all keys are there, are {speed_text(alone)}."
+    )
+
+
+def bars_text(bars):
+    """How many bars hold, and which were missed, with what was reached."""
+    missed = "; ".join(
+        f"{what}: {count} ({reached}; {asked})" for what, count, reached, asked in missed_bars.missed_rows(bars)
+    )
+    return f"{sum(bar.passed for bar in bars)} of {len(bars)} bars held{f'; missed were {missed}' * bool(missed)}."
+
+
+def context_parallel_row(cell, over, others):
     ms = {name: both(times) for name, times in cell["times"].items()}
     ours = ms[cell["auto"]]
-    over = [speed_text(ms[name] / ours) for name in ("one", "all gather")]
     travels = cell["received_keys"] / (cell["seqlen"] * cell["batch"])
     fixed = " / ".join(f"{cell[f'fixed_{phase}_ms']:.2f}" for phase in ("forward", "backward"))
     off = percent(cell["predicted_ms"][cell["auto"]] / ours - 1)
     shape = [f"{short_length(cell['seqlen'])} x {cell['batch']}", cell["mask"]]
     shape += [f"{cell['heads']} / {cell['heads_kv']}", percent(travels)]
+    ratios = [speed_text(ms[name] / ours) if name in ms else "" for name in over]
     of_others = [ms_text(ms[way]) if way in ms else "" for way in others]
-    return [*shape, ms_text(ms["one"]), ms_text(ours), *over, *of_others, fixed, off]
+    return [*shape, ms_text(ms["one"]), ms_text(ours), *ratios, *of_others, fixed, off]
 
 
 def long_context(cases, topics):

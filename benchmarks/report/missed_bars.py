@@ -78,7 +78,7 @@ def context_parallel_runs(topics):
 def of_context_parallel(run):
     """Bars of one of these receipts."""
     held = run["figures"]["context_parallel"]
-    judged = [x for cell in held["cells"] for x in context_parallel_bars.judgements(cell, "cuda", held["ranks"])]
+    judged = context_parallel_bars.run_judgements(held["cells"], "cuda", held["ranks"], run["complete"])
     return [Bar(what, abs(got), bar, passed) for what, got, bar, passed in judged]
 
 

@@ -6,6 +6,7 @@ Figures are invented here, but for those of the committed documents, and the lib
 """
 
 import json
+import math
 import re
 import xml.etree.ElementTree as ElementTree
 
@@ -324,24 +325,53 @@ def test_the_command_writes_pages_and_pictures(file, tmp_path, monkeypatch, caps
     assert printed.err == f"in the documents, though a cell of fwd-d128-dv128-8k.json is stale: {FWD}\n"
 
 
-def test_context_parallelism_has_a_table():
-    times = {"one": (2, 6), "gather": (1, 3.5), "overlap": (3, 6), "all gather": (1, 4)}
-    cell = {
+def context_parallel_cell(times, **others):
+    """A cell of a receipt. times: {contender: ms forward, backward}."""
+    return {
         **{"seqlen": 32768, "batch": 2, "mask": "document", "heads": 64, "heads_kv": 8, "auto": "gather"},
-        **{"errors": {"gather": 0.01}, "least_received_keys": 16384},
-        **{"received_keys": 16384, "fixed_forward_ms": 0.1, "fixed_backward_ms": 0.25, "predicted_ms": {"gather": 4.2}},
+        **{"errors": {"gather": 0.01}, "least_received_keys": 16384, "received_keys": 16384},
+        **{"fixed_forward_ms": 0.1, "fixed_backward_ms": 0.25, "predicted_ms": {"gather": 4.2, "arrive": 4.4}},
         "times": {name: dict(zip(("forward_ms", "backward_ms"), ms)) for name, ms in times.items()},
+        **others,
     }
-    figures = {"context_parallel": {"ranks": 2, "link_gb_s": 290.4, "cells": [cell]}}
-    topic = {"date": "2026-01-02", "device": "A GPU", "figures": figures}
+
+
+def context_parallel_topic(cells, ranks=2, complete=True):
+    figures = {"context_parallel": {"ranks": ranks, "link_gb_s": 290.4, "cells": cells}}
+    return {"date": "2026-01-02", "device": "A GPU", "complete": complete, "figures": figures}
+
+
+def test_context_parallelism_has_a_table():
+    times = {"one": (2, 6), "gather": (1, 3.5), "overlap": (3, 6), "all gather": (1, 4), "kernels": (1, 3)}
+    topic = context_parallel_topic([context_parallel_cell(times)], complete=False)
     lines = documents.context_parallel([], {"context-parallel": topic})
     row = "| 32K x 2 | document | 64 / 8 | 25.0 % | 8.00 | 4.50 | 1.78x | 1.11x | 9.00 | 0.10 / 0.25 | -6.7 % |"
-    assert row in lines
+    assert row in lines and not any("FlexAttention" in line for line in lines)
     said = " ".join(lines[lines.index(row) + 1 :])
+    assert "gather is 1.78x in the geometric mean of the cells, and its kernels alone, once all keys are there" in said
+    assert "there, are 2.00x. On 2 GPUs of one host" in said
     assert 'On 2 GPUs of one host `way="overlap"` is slower than gather in 1 of 1 cells' in said
     assert "it takes 2.00 times as long" in said
-    assert "6 of 7 bars held; missed were speed-up: 1 of 1 (1.778; at least 1.8)." in said
+    assert "6 of 7 bars held; missed were speed-up: 1 of 1 (1.778; at least 1.9)." in said
     assert documents.context_parallel([], {}) == documents.overlap([], {}) == []
+
+
+def test_torchs_flexattention_has_a_column_where_it_was_measured():
+    times = {"one": (2, 6.8), "gather": (1, 3.5), "all gather": (1, 4)}
+    with_flex = context_parallel_cell({**times, "flex": (3, 6)})
+    without = context_parallel_cell(times, heads=8, heads_kv=1, missing={"flex": "why"})
+    topic = context_parallel_topic([with_flex, without], complete=False)
+    lines = documents.context_parallel([], {"context-parallel": topic})
+    assert "over torch's FlexAttention behind torch's own all-gather" in " ".join(lines)
+    assert "with 64 / 8 heads alone" in " ".join(lines)
+    (head,) = (line for line in lines if line.startswith("| tokens"))
+    assert "| over an all-gather | over torch's FlexAttention | fixed |" in head
+    assert (
+        "| 32K x 2 | document | 64 / 8 | 25.0 % | 8.80 | 4.50 | 1.96x | 1.11x | 2.00x | 0.10 / 0.25 | -6.7 % |" in lines
+    )
+    assert "| 32K x 2 | document | 8 / 1 | 25.0 % | 8.80 | 4.50 | 1.96x | 1.11x |  | 0.10 / 0.25 | -6.7 % |" in lines
+    bars = missed_bars.of_context_parallel(topic)
+    assert [bar.got for bar in bars if bar.what == "flex, over ours"] == [2.0] and all(bar.passed for bar in bars)
 
 
 def test_each_number_of_gpus_has_its_table():
@@ -353,18 +383,10 @@ def test_each_number_of_gpus_has_its_table():
         "early gradients": (0.9, 3.6),
         "all gather": (1, 4),
     }
-    cell = {
-        **{"seqlen": 32768, "batch": 2, "mask": "document", "heads": 64, "heads_kv": 8, "auto": "gather"},
-        **{"fastest": "arrive", "errors": {"gather": 0.01}, "least_received_keys": 16384, "received_keys": 16384},
-        **{"fixed_forward_ms": 0.1, "fixed_backward_ms": 0.25, "predicted_ms": {"gather": 4.5, "arrive": 4.4}},
-        "times": {name: dict(zip(("forward_ms", "backward_ms"), ms)) for name, ms in times.items()},
-    }
 
     def topics(auto):
-        held = {"link_gb_s": 290.4, "cells": [{**cell, "auto": auto}]}
-        run = {"date": "2026-01-02", "device": "A GPU"}
-        of_four, of_two = ({**run, "figures": {"context_parallel": {"ranks": ranks, **held}}} for ranks in (4, 2))
-        return {"context-parallel-4": of_four, "context-parallel": of_two}
+        cell = context_parallel_cell(times, fastest="arrive", auto=auto, predicted_ms={"gather": 4.5, "arrive": 4.4})
+        return {f"context-parallel-{ranks}": context_parallel_topic([cell], ranks, complete=False) for ranks in (4, 2)}
 
     lines = documents.context_parallel([], topics("arrive"))
     tables = [line for line in lines if "GPUs, d = 128" in line]
@@ -377,6 +399,43 @@ def test_each_number_of_gpus_has_its_table():
     assert list(found) == ["two GPUs", "four GPUs"]
     assert [bar.what for bar in found["four GPUs"] if not bar.passed] == ["auto, over the fastest way"]
     assert all(bar.passed for bar in missed_bars.of_all([], topics("arrive"), [])["two GPUs"])
+
+
+def context_parallel_run(ranks, speedups, ahead):
+    """A complete run of 18 cells. speedups: of gather, by length; ahead: cells in which arrive is faster."""
+    cells = []
+    for n in range(18):
+        seqlen = 32768 if n % 2 else 131072
+        gather, arrive = (1.0, 2.0), (1.0, 1.99 if n < ahead else 2.01)
+        times = {"one": (1.0, 3 * speedups[seqlen] - 1), "gather": gather, "arrive": arrive, "all gather": (2, 2)}
+        cells.append(context_parallel_cell(times, seqlen=seqlen, heads=8, predicted_ms={"gather": 3.0}))
+    return context_parallel_topic(cells, ranks)
+
+
+def joint_bars(run):
+    """{what: (figure, bar, whether it holds)} of a run's bars of all cells together."""
+    bars = missed_bars.of_context_parallel(run)
+    assert {bar.what for bar in bars if not bar.passed} <= {bar.what for bar in bars if _is_joint(bar)}
+    return {bar.what: (pytest.approx(bar.got), bar.bar, bar.passed) for bar in bars if _is_joint(bar)}
+
+
+def _is_joint(bar):
+    return bar.what.startswith(("mean speed-up", "cells in which"))
+
+
+def test_runs_of_context_parallelism_are_judged_as_a_whole():
+    mean, ahead = "mean speed-up at 32K and 128K", "cells in which arrive is faster than gather"
+    both = {32768: 1.92, 131072: 1.95}
+    root = math.sqrt(1.92 * 1.95)
+    assert joint_bars(context_parallel_run(2, both, 15)) == {mean: (root, 1.93, True), ahead: (15, 15, True)}
+    slower = context_parallel_run(2, {32768: 1.9, 131072: 1.95}, 14)
+    assert [x[2] for x in joint_bars(slower).values()] == [False, False]
+    said = " ".join(documents.context_parallel([], {"context-parallel": slower}))
+    assert f"missed were {mean}: 1 of 1 (1.925; at least 1.93); {ahead}: 1 of 1 (14; at least 15)." in said
+    of_four = joint_bars(context_parallel_run(4, {32768: 3.51, 131072: 3.84}, 0))
+    assert of_four == {"mean speed-up at 32K": (3.51, 3.5, True), "mean speed-up at 128K": (3.84, 3.85, False)}
+    # A run that goes on has no bars for all its cells.
+    assert joint_bars({**slower, "complete": False}) == {}
 
 
 # --- The HTML page -----------------------------------------------------------------------------------

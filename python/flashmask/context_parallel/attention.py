@@ -15,7 +15,7 @@ from ..torch import ops
 from ..torch.dropout import draw_state
 from . import by_arrival, cost, exchange, messages
 from .by_heads import AllToAll
-from .by_keys import Gather, Options, Overlap, has_partial_keys
+from .by_keys import Gather, Options, Overlap, has_partial_results
 from .local_mask import LocalMask
 
 Way: TypeAlias = Literal["auto", "gather", "arrive", "overlap", "all_to_all"]
@@ -68,8 +68,9 @@ def attention(
         sink, softcap, alibi_slopes: as in flashmask_attention, equal on all ranks: [heads_q], slopes also [batch,
             heads_q]. Distances are those of the whole sequence. A rank's gradient of the sink is its share, of its rows
             or, with "all_to_all", of its heads, with 0 for others: as of any parameter, the sum over the ranks is the
-            gradient. Slopes have none. On a GPU softcap and slopes exclude "overlap", both together need "all_to_all",
-            and with either, what each rank's rows add to dk and dv is rounded to q's dtype before it is added.
+            gradient. Slopes have none. On a GPU softcap and slopes together need "all_to_all", and with either, what
+            each rank's rows add to dk and dv, and results of parts in "overlap", are rounded to q's dtype before they
+            are added.
         dropout, dropout_state: as in flashmask_attention, equal on all ranks: what is dropped is what one process would
             drop, by the rows, keys and heads of the whole sequence. Without a state, rank 0 draws one and sends it to
             the others. All ways but "all_to_all" need ranks whose rows begin at multiples of 16. On a GPU dropout is
@@ -122,8 +123,6 @@ def _way(way, q, k, local, features):
     heads = q.shape[2], k.shape[2]
     if way == "auto":
         way = local.way(heads, q.shape[3])
-        if way == "overlap" and not has_partial_keys(q, features):
-            way = "gather"
     elif way == "all_to_all" and not cost.divide(*heads, local.world_size):
         raise ValueError(
             f"way is 'all_to_all'; {local.world_size} ranks cannot share {heads[0]} query and {heads[1]} key heads: "
@@ -165,16 +164,8 @@ def _arrive_or_gather(k, v, local, group):
 
 def _refuse_on_gpu(way, q, local, features):
     """UnsupportedError, on every rank and before anything travels, for what no kernel for GPUs takes."""
-    names = {"softcap": "softcap", "alibi_slopes": "alibi_slopes", "dropout_p": "dropout"}
-    asked = [name for field, name in names.items() if field in features]
-    if local.world_size == 1 or way == "all_to_all" or has_partial_keys(q, features):
-        return
-    if way == "overlap":
-        raise UnsupportedError(
-            f"way is 'overlap', with {' and '.join(asked)}; kernels for GPUs have no partial results with these: "
-            "take 'gather' or 'all_to_all'"
-        )
-    if features.keys() >= {"softcap", "alibi_slopes"}:
+    over_positions = local.world_size > 1 and way != "all_to_all"
+    if over_positions and features.keys() >= {"softcap", "alibi_slopes"} and not has_partial_results(q, features):
         raise UnsupportedError(
             f"way is '{way}', with softcap and alibi_slopes; kernels for GPUs do not take both over positions: "
             "take 'all_to_all'"

@@ -17,7 +17,7 @@ from .by_keys import (
     Gather,
     all_keys,
     gathered_backward,
-    has_partial_keys,
+    has_partial_results,
     of_one_shape,
     save,
     unstacked,
@@ -83,7 +83,7 @@ class ArriveAndLeave(Arrive):
         q, k, v, out, lse, sink, alibi_slopes = saved = ctx.saved_tensors  # once: checkpoints compute them
         local, group, options = ctx.call
         features = options.features(sink, alibi_slopes) | options.origins(local, q.device).gathered
-        if not (_leaves_early(k, v, local) and has_partial_keys(q, features)):
+        if not (_leaves_early(k, v, local) and has_partial_results(q, features)):
             return gathered_backward(dout, dlse, saved, local, group, options)
         if not local.keeps_keys:
             k, v = all_keys(k, v, local, group)

@@ -7,7 +7,7 @@ Ulysses, arXiv:2309.14509. Where there are more ranks than heads of k and v, sev
 import torch
 
 from ..torch import ops
-from .by_keys import has_partial_keys
+from .by_keys import has_partial_results
 from .messages import all_to_all
 
 
@@ -46,7 +46,7 @@ class AllToAll(torch.autograd.Function):
         several = heads.copies > 1  # whose gradients have yet to be added up
         dq, dk, dv, dsink = ops.backward_with_features(
             *(dout, dlse, q, k, v, out, lse, mask, *options.of_kernel),
-            partial_out=several and has_partial_keys(q, features),
+            partial_out=several and has_partial_results(q, features),
             **features,
         )
         dsink = None if sink is None else heads.of_all(dsink)

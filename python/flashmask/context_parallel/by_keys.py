@@ -60,7 +60,8 @@ class Overlap(torch.autograd.Function):
     def forward(ctx, q, k, v, sink, alibi_slopes, local, group, options):
         arrivals = _send_pieces(k, v, local, group)
         masks, origins = local.masks(alibi_slopes is not None, q.device), options.origins(local, q.device)
-        given = options.features(None, alibi_slopes) | {"partial_out": True}
+        is_exact = has_partial_results(q, options.features(sink, alibi_slopes))
+        given = options.features(None, alibi_slopes) | {"partial_out": is_exact}
         # The sink joins one of the parts.
         parts = [ops.forward(q, k, v, masks.own, *options.of_kernel, sink=sink, **given, **origins.own)]
         for piece, mask, origin, received in zip(local.pieces, masks.of_pieces, origins.of_pieces, arrivals):
@@ -68,7 +69,9 @@ class Overlap(torch.autograd.Function):
             if piece.receives:
                 parts.append(ops.forward(q, *keys, mask, *options.of_kernel, **given, **origin))
         # Deterministic: the parts have a fixed order.
-        out, lse = parts[0] if len(parts) == 1 else merge.merge_into_first(*zip(*parts))
+        out, lse = parts[0] if len(parts) == 1 else _merged(parts)
+        # The backward of a call without partial results takes out in q's dtype.
+        out = out if is_exact else out.to(q.dtype)
         return save(ctx, q, k, v, out, lse, sink, alibi_slopes, local, group, options)
 
     @staticmethod
@@ -82,6 +85,7 @@ class Overlap(torch.autograd.Function):
         features = options.features(None, alibi_slopes)
         dsink = None if sink is None else _sink_gradient(sink, dout, dlse, out, lse)
         dq, gradients, _ = _backward(dout, dlse, q, k, v, masks.own, out, lse, options, features | origins.own)
+        dq = dq.to(lse.dtype)
         returns = [_Returns(stack, local, group) for stack in gradients]
         pieces = zip(local.pieces, masks.of_pieces, origins.of_pieces, arrivals)
         for n, (piece, mask, origin, received) in enumerate(pieces):
@@ -153,8 +157,8 @@ def zero_if_unused(dout, out, q):
     return torch.zeros_like(out, dtype=q.dtype) if dout is None else dout
 
 
-def has_partial_keys(q, features):
-    """Tells if kernels return dk and dv in float32 for such a call; those for GPUs do so under a sink alone."""
+def has_partial_results(q, features):
+    """Tells if kernels have float32 results for such a call; those for GPUs have them under a sink alone."""
     return not q.is_cuda or features.keys() <= {"sink"}
 
 
@@ -163,7 +167,7 @@ def _backward(dout, dlse, q, k, v, mask, out, lse, options, features):
     sink's gradient or None; out and lse are of all keys."""
     call = dout, dlse, q, k, v, out, lse, mask, *options.of_kernel
     if features:
-        dq, dk, dv, dsink = ops.backward_with_features(*call, partial_out=has_partial_keys(q, features), **features)
+        dq, dk, dv, dsink = ops.backward_with_features(*call, partial_out=has_partial_results(q, features), **features)
         stacks = [x.to(lse.dtype).contiguous() for x in _stacked(dk, dv)]
         return dq, stacks, dsink if "sink" in features else None
     dq, dkv = ops.joined_partial_backward(*call)
@@ -173,9 +177,14 @@ def _backward(dout, dlse, q, k, v, mask, out, lse, options, features):
     return dq, [dk.view(1, *k.shape), dv.view(1, *v.shape)], None
 
 
+def _merged(parts):
+    """(out, lse) of all keys, in float32, from those of each part, whose out may be in q's dtype."""
+    return merge.merge_into_first([out.to(lse.dtype) for out, lse in parts], [lse for _, lse in parts])
+
+
 def _sink_gradient(sink, dout, dlse, out, lse):
     """Computes what no part's call can, as it leaves out rows that see none of its keys."""
-    delta = (dout.to(out.dtype) * out).sum(3, dtype=torch.float64).transpose(1, 2)
+    delta = (dout.to(lse.dtype) * out).sum(3, dtype=torch.float64).transpose(1, 2)
     delta = delta if dlse is None else delta - dlse
     weights = torch.exp(sink.to(lse.dtype)[:, None] - lse.masked_fill(lse == -torch.inf, 0))  # -inf if the sink is
     return -(weights * delta).sum((0, 2)).to(sink.dtype)
