@@ -24,8 +24,9 @@ from benchmarks.instruments import kernels_used, timing
 
 EXAMPLE = ROOT / "examples" / "long_context" / "train.py"
 LENGTHS = {"cuda": (131072, 262144), "cpu": (512, 1024)}
-KEPT = ("seqlen", "parameters", "hidden", "heads", "kv_heads", "dp", "cp", "losses")
-KEPT += ("tokens_per_second", "peak_memory_gb")
+# Fields of the example's receipt that this one keeps.
+SHAPE = ("seqlen", "parameters", "hidden", "heads", "kv_heads", "dp", "cp")
+MEASURED = ("losses", "tokens_per_second", "peak_memory_gb")
 
 
 def parse(words):
@@ -41,18 +42,19 @@ def parse(words):
 
 
 def train(seqlen, arguments, folder):
-    """KEPT of the example's receipt of one length."""
+    """Runs the example with sequences of one length; returns SHAPE and MEASURED of its receipt."""
     written = Path(folder) / f"{seqlen}.json"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={arguments.ranks}"]
     options = {"seqlen": seqlen, "steps": arguments.steps, "seconds": arguments.seconds, "receipt": written}
     words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
-    hidden = {"CUDA_VISIBLE_DEVICES": ""} if arguments.device == "cpu" else {}
-    subprocess.run([*launcher, str(EXAMPLE), *words], check=True, env={**os.environ, **hidden})
+    no_gpus = {"CUDA_VISIBLE_DEVICES": ""} if arguments.device == "cpu" else {}
+    subprocess.run([*launcher, str(EXAMPLE), *words], check=True, env={**os.environ, **no_gpus})
     said = json.loads(written.read_text())
-    return {name: said[name] for name in KEPT}
+    return {name: said[name] for name in SHAPE + MEASURED}
 
 
 def holds(run):
+    """Tells if a length has a speed, and losses that are numbers."""
     return run["tokens_per_second"] is not None and all(math.isfinite(loss) for loss in run["losses"])
 
 
