@@ -433,7 +433,7 @@ def test_bars_of_all():
         "a tree: a tree's time over causal attention's",
         "a tree: a tree over XQA's",
         "few keys: evicted, its time over what its blocks allow",
-        "plan.update 64 x 8192, causal: microseconds over 6.0",
+        "plan.update 64 x 8192, causal, 6.0 us: an update's time over its aim",
         "plan.update 64 x 8192, causal: microseconds of the host",
         "microseconds of the host in a call",
     ]

@@ -118,7 +118,7 @@ def of_update(row, stream):
         return []
     most = UPDATES[size] + (row["vector_mb"] * 1e3 / (VECTORS_OF_STREAM * stream) if row["vector_mb"] else 0)
     found, name = [], f"plan.update {row['update']}"
-    found.append(check_at_most(f"{name}: microseconds over {most:.1f}", row["us"] / most, 1))
+    found.append(check_at_most(f"{name}, {most:.1f} us: an update's time over its aim", row["us"] / most, 1))
     if "host_us" in row:
         found.append(check_at_most(f"{name}: microseconds of the host", row["host_us"], UPDATE_HOST_US))
     return found
