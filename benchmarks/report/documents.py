@@ -148,15 +148,15 @@ def columns_text(run, over, others):
 
 
 def kernels_text(cells):
-    """Bounds what any exchange could reach; nothing if no cell has gather's kernels by themselves."""
+    """Says how fast gather is, and its kernels alone, which no exchange could exceed; "" if no cell has the latter."""
     cells = [cell for cell in cells if "kernels" in cell["times"]]
     if not cells:
         return ""
     one, kernels, gather = ([both(cell["times"][name]) for cell in cells] for name in ("one", "kernels", "gather"))
     alone, all_of_it = (geometric_mean(map(operator.truediv, one, ours)) for ours in (kernels, gather))
     return (
-        f"Over one GPU gather is {speed_text(all_of_it)} in the geometric mean of the cells, and its kernels alone, "
-        f"once all keys are there, are {speed_text(alone)}."
+        f"In the geometric mean of all cells gather's speed over one GPU is {speed_text(all_of_it)}, and that of its "
+        f"kernels alone, once all keys are there, {speed_text(alone)}."
     )
 
 

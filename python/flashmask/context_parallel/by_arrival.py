@@ -67,8 +67,8 @@ class ArriveAndLeave(Arrive):
     """Arrive with a backward of its own where the call allows one: gradients of others' keys come first, and their
     owners copy them while it computes the rest.
 
-    No way of attention() takes it: on two H200s it was mostly slower than gather's backward. Put in the
-    place of Arrive (attention.WAYS), it is what tests and benchmarks/context_parallel run.
+    No way of attention() takes it: on two H200s it was mostly slower than gather's backward. Put in the place of Arrive
+    (attention.WAYS), it is what tests and benchmarks/context_parallel run.
     """
 
     @staticmethod

@@ -4,7 +4,7 @@
 gather: each rank computes its own rows, in one call when the keys and values that they see have arrived. The time is
 that of the busiest rank: its bytes, and then its tiles.
 arrive: gather, whose forward begins before the keys are there: the tiles or the bytes, whichever takes longer. Among
-GPUs of one node. It is not chosen: where it was measured, it was faster on one machine and slower on another.
+GPUs of one node. It is not chosen: measured on two H200s, it was rarely faster than gather, and by little.
 overlap: the same, but keys and values travel while tiles of its own keys run, and each part has partial results, which
 are merged: the tiles, or the bytes and the last piece's tiles, whichever takes longer, and the merge. It pays where
 links are slow: a partial result of a row, in fp32 for every query head, is more bytes than a key and its value.
