@@ -3,6 +3,7 @@
 
 #include "backends/cuda/device/delay.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
+#include "backends/cuda/ptx/ldmatrix.cuh"
 #include "backends/cuda/ptx/registers.cuh"
 #include "backends/cuda/ptx/wgmma.cuh"
 #include "backends/cuda/sm90/backward/columns/float_keys.cuh"
@@ -75,6 +76,40 @@ class WideHalf : protected ScoreConsumer<Traits, WideStaging<Traits>> {
         s, offsetof(Shared, k), operand(offsetof(Shared, q) + kOwnRows, 16, ring_.stage(), Traits::kQBytes));
     delay<Role::kConsumer>();
     ptx::wait(shared_.dout_full[dout_ring().stage()], dout_ring().phase());
+  }
+
+  /// V of the warp's 16 keys as operands in registers: kSteps steps of 16 columns. One step more than is read: it takes
+  /// no registers, but without it ptxas arranges the others differently.
+  template <int kSteps>
+  using ValueSteps = uint32_t[kSteps + 1][4];
+  template <int kSteps>
+  __device__ __forceinline__ void read_values(ValueSteps<kSteps>& v) const {
+    const uint32_t row = warp_ * 16 + ptx::lane() % 16, from = ptx::shared_address(shared_.v) + row * Swizzle::kRow;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const uint32_t chunk = step % Swizzle::kStepsInBlock * 2 + ptx::lane() / 16;
+      ptx::ldmatrix_x4(from + step / Swizzle::kStepsInBlock * kKeyBlock + Swizzle::chunk(row, chunk), v[step]);
+    }
+  }
+  /// dP of the consumer's rows: as issue_scores, with kSteps steps of V from registers.
+  template <int kSteps>
+  __device__ __forceinline__ void issue_dp(Scores& dp, const ValueSteps<kSteps>& v) const {
+    const uint32_t biases = ptx::shared_address(shared_.biases[ring_.stage()] + this->first_row());
+    const auto bias = this->template bias_step<Bias::kGradient, Traits::kScoreRows>(biases & kAddressBits<Traits>);
+    const Operand a = operand(offsetof(Shared, v)), dout = dout_rows();
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < Traits::kVDim / 16; ++step) {
+      const uint64_t b = dout.at(Swizzle::step_along_row(step, Traits::kRows));
+      if (step < kSteps) {
+        ptx::wgmma_rs<Element, Traits::kScoreRows, ptx::Major::kInner>(dp, v[step], b, step > 0);
+      } else {
+        ptx::wgmma_ss<Element, Traits::kScoreRows, ptx::Major::kInner, ptx::Major::kInner>(
+            dp, a.at(Swizzle::step_along_row(step, Traits::kKeys)), b, step > 0);
+      }
+    }
+    bias.issue(dp);
+    ptx::wgmma_commit();
   }
 
   /// Once S is there, turns it into P or, with kTermsLast, into compute_score_gradients' factor, and puts P in shared

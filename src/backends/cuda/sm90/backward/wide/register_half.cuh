@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "backends/cuda/ptx/ldmatrix.cuh"
 #include "backends/cuda/sm90/backward/wide/half.cuh"
 
 namespace flashmask::sm90::bwd {
@@ -26,8 +25,7 @@ class RegisterHalf : public WideHalf<RegisterHalf<Traits, kWarpgroup>, Traits, k
   static constexpr int kHalfDq = 16 * Dq::kCount;  ///< half of a thread's values of dQ
   /// Steps of dP's product that have V in registers: as many as fit beside dQ.
   static constexpr int kValueSteps = Dq::kCount == 2 ? 8 : Traits::kVDim / 16;
-  /// One step more than is read: it takes no registers, but without it ptxas arranges the others differently.
-  using Values = uint32_t[kValueSteps + 1][4];
+  using Values = typename Base::template ValueSteps<kValueSteps>;
   /// The half of a tile's dQ that has not been added to its sums.
   struct LateDq {
     float values[kHalfDq];
@@ -42,8 +40,8 @@ class RegisterHalf : public WideHalf<RegisterHalf<Traits, kWarpgroup>, Traits, k
     Scores s, dp;
     const auto dropped = this->draw_dropped();  // beside S there would be no registers for it
     this->issue_s(s);
-    if (flags & Tile::kFirst) read_values(v);
-    issue_dp(dp, v);
+    if (flags & Tile::kFirst) this->template read_values<kValueSteps>(v);
+    this->template issue_dp<kValueSteps>(dp, v);
     if (!(flags & Tile::kFirst)) add_late(late);
     this->compute_probabilities(s, flags, dropped, own_p);
     ptx::pin(dv);
@@ -72,35 +70,6 @@ class RegisterHalf : public WideHalf<RegisterHalf<Traits, kWarpgroup>, Traits, k
   __device__ __forceinline__ void add_late(const LateDq& late) const {
     if (!sums_integers<Traits>(p_))
       staging_.template add_dq<kHalfDq, kHalfDq>(late.values, Dq::kBegin, late.query_tile);
-  }
-
-  /// Reads the warp's 16 keys of V.
-  __device__ __forceinline__ void read_values(Values& v) const {
-    const uint32_t row = warp_ * 16 + ptx::lane() % 16, from = ptx::shared_address(shared_.v) + row * Swizzle::kRow;
-#pragma unroll
-    for (int step = 0; step < kValueSteps; ++step) {
-      const uint32_t chunk = step % Swizzle::kStepsInBlock * 2 + ptx::lane() / 16;
-      ptx::ldmatrix_x4(from + step / Swizzle::kStepsInBlock * kKeyBlock + Swizzle::chunk(row, chunk), v[step]);
-    }
-  }
-  /// dP of the consumer's rows: as issue_scores, with some of V from registers.
-  __device__ __forceinline__ void issue_dp(Scores& dp, const Values& v) const {
-    const auto bias = this->template bias_step<Bias::kGradient, Traits::kScoreRows>(
-        ptx::shared_address(shared_.biases[ring_.stage()] + this->first_row()));
-    const Operand a = operand(offsetof(Shared, v)), dout = this->dout_rows();
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < Traits::kVDim / 16; ++step) {
-      const uint64_t b = dout.at(Swizzle::step_along_row(step, Traits::kRows));
-      if (step < kValueSteps) {
-        ptx::wgmma_rs<Element, Traits::kScoreRows, ptx::Major::kInner>(dp, v[step], b, step > 0);
-      } else {
-        ptx::wgmma_ss<Element, Traits::kScoreRows, ptx::Major::kInner, ptx::Major::kInner>(
-            dp, a.at(Swizzle::step_along_row(step, Traits::kKeys)), b, step > 0);
-      }
-    }
-    bias.issue(dp);
-    ptx::wgmma_commit();
   }
 
   /// Adds half of dQ to its sums and keeps the other; in deterministic mode adds all, as integers.
