@@ -76,8 +76,8 @@ struct BackwardTile {
   /// Computes dP in two halves of a tile's rows, one after the other, and keeps dS in shared memory only, if registers
   /// have no room for more beside dk and dv.
   bool halves;
-  /// Makes the consumers of a wide tile add dq to its sums from registers, which holds half of a dq until the next
-  /// tile. Otherwise dq goes through staging tiles and store warps, which takes time of shared memory.
+  /// Makes the consumers of a wide tile keep operands in registers, and half of a dq until the next tile, and add dq to
+  /// its sums from there. Otherwise dq goes through staging tiles and store warps, which takes time of shared memory.
   bool dq_from_registers;
   /// Has a wide tile's kernels of plain calls run in pairs: see runs_in_pairs.
   bool pairs;
@@ -124,7 +124,7 @@ inline constexpr BackwardTile kBackwardTiles[] = {
     BackwardTile{96, 96, 2, kAll, 64, 2, 40, 232, true, true, false, false, 2, false, false, false},
     BackwardTile{128, 128, 2, kAll, 64, 2, 40, 232, false, false, true, false, 2, false, false, false},
     BackwardTile{192, 128, 2, kNone, 64, 2, 24, 240, false, false, false, false, 1, true, false, false},
-    BackwardTile{192, 192, 2, kAll, 64, 2, 24, 240, false, false, false, true, 2, false, true, false},
+    BackwardTile{192, 192, 2, kAll, 64, 2, 24, 240, false, false, false, true, 2, false, true, true},
     BackwardTile{256, 256, 2, kAll, 64, 2, 40, 232, false, false, false, true, 1, false, false, true},
 };
 

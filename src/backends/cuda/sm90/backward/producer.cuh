@@ -315,13 +315,14 @@ class Producer {
     }
     return !is_padded;
   }
-  /// Blocks of 64 columns that a pair's CTA has of the other one's keys, and their origin; see PairStorage.
-  static constexpr int kOtherBlocks = Traits::kPair ? Traits::kQkColumns / 128 : 0;
+  /// Blocks of 64 columns that a pair's CTA has of the other one's keys, and their origin; see PairShare.
+  static constexpr int kOtherBlocks = Traits::kPair ? PairShare<Traits>::kBlocks : 0;
   static constexpr uint32_t kOtherKBytes = kOtherBlocks * ptx::Swizzle128::block(Traits::kKeys);
   __device__ __forceinline__ static ptx::BoxOrigin other_keys(const ptx::BoxOrigin& own) {
     if constexpr (Traits::kPair) {
       const auto rank = static_cast<int32_t>(ptx::cluster_rank());
-      return {own.row + (rank == 0 ? Traits::kKeys : -Traits::kKeys), rank * kOtherBlocks, own.head, own.batch};
+      return {own.row + (rank == 0 ? Traits::kKeys : -Traits::kKeys), rank * PairShare<Traits>::kFirst, own.head,
+              own.batch};
     } else {
       return own;
     }

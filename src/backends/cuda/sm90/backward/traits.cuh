@@ -165,6 +165,13 @@ struct DqBlocks {
   }
 };
 
+/// A pair's CTA has half of dq's columns, which are in kBlocks blocks of 64 from number kFirst * rank on. Of three
+/// blocks both CTAs have the second, and half of its columns each.
+template <typename Traits>
+struct PairShare {
+  static constexpr int kBlocks = (Traits::kQkDim + 64) / 128, kFirst = Traits::kQkDim / 128;
+};
+
 /// A part of a key tile's dk or dv, kKeys x kDim: each 16 keys follow the 16 before, with all their columns as in
 /// DqBlocks.
 template <int kKeys, int kDim>

@@ -222,7 +222,7 @@ class WideHalf : protected ScoreConsumer<Traits, WideStaging<Traits>> {
     } else if constexpr (Traits::kPair) {
       this->template sync_consumers<kStagingBarrier>();
       const int32_t key = key_tile * Traits::kKeys + static_cast<int32_t>(warp_ * 16);
-      staging_.store_through_operands(dk, dv, {key, Dv::kBegin, group, batch});
+      staging_.template store_through_operands<Dk, Dv>(dk, dv, {key, 0, group, batch});
     } else {
       const int32_t key = key_tile * Traits::kKeys + static_cast<int32_t>(warp_ * 16);
       staging_.store_keys(p_.keys.maps.dv, dv, 1, {key, Dv::kBegin, group, batch}, dq_phase());

@@ -7,10 +7,15 @@
 namespace flashmask::sm90::bwd {
 
 /// A consumer of a pair's CTA. The pair has the two halves of a plan's block of keys, and the same query tiles. Each
-/// CTA sends its dS to the other, and computes half of dQ's columns over the keys of both, a block of 64 in each
-/// consumer: two CTAs on their own would add twice as much to dq's sums. The product with the other's dS is a tile's
-/// last, so that there is time for dS to arrive. dQ is added to its sums in the next tile, in three parts, each under
-/// other products.
+/// CTA sends its dS to the other, and computes half of dQ's columns over the keys of both: a block of 64 in the first
+/// consumer, the others in the second. Two CTAs on their own would add twice as much to dq's sums. The product with the
+/// other's dS is a tile's last, so that there is time for dS to arrive. dQ is added to its sums in the next tile, in
+/// three parts, each under other products. Where registers allow it, operands come from them as in RegisterHalf.
+///
+/// The CTAs never wait for each other in a circle. In each tile a consumer waits until the other CTA has read this
+/// one's dS of two tiles before, then sends dS, and then waits for the other's. So a wait is for what the other CTA
+/// does in an earlier tile, or in the same one before its last wait: the CTA that is behind can always go on. Loads
+/// wait for their own CTA alone.
 template <typename Traits, uint32_t kWarpgroup>
 class PairHalf : public WideHalf<PairHalf<Traits, kWarpgroup>, Traits, kWarpgroup> {
  public:
@@ -20,33 +25,45 @@ class PairHalf : public WideHalf<PairHalf<Traits, kWarpgroup>, Traits, kWarpgrou
 
  private:
   friend Base;
-  using Base::kKeyBlock, Base::operand, Base::ring_, Base::shared_, Base::staging_, Base::warp_;
-  using typename Base::KeyGradients, typename Base::Operand, typename Base::PackedScores, typename Base::Scores,
-      typename Base::Shared, typename Base::ValueGradients;
-  using DqBlock = cuda::Accumulators<64, 64>;
-  struct Values {};
+  using Base::kKeyBlock, Base::kOtherRows, Base::kOwnRows, Base::operand, Base::ring_, Base::shared_, Base::staging_,
+      Base::warp_;
+  using typename Base::Element, typename Base::KeyGradients, typename Base::Operand, typename Base::PackedScores,
+      typename Base::Scores, typename Base::Shared, typename Base::ValueGradients;
+  /// The consumer's columns of dQ, and a thread's values of them.
+  static constexpr int kDqColumns = kWarpgroup == 0 ? 64 : Traits::kQkDim / 2 - 64, kDqValues = kDqColumns / 2;
+  using QueryGradients = cuda::Accumulators<64, kDqColumns>;
+  /// True if V, and the consumer's own rows of P and dS, are operands from registers.
+  static constexpr bool kFromRegisters = Traits::kTile.dq_from_registers;
+  static constexpr int kValueSteps = Traits::kVDim / 16;
+  using Values = std::conditional_t<kFromRegisters, typename Base::template ValueSteps<kValueSteps>, NoStorage>;
+  /// The rows of P and dS that dV and dK take from shared memory, and the groups of dK's products.
+  static constexpr uint32_t kSharedFrom = kFromRegisters ? kOtherRows : 0;
+  static constexpr int kSharedRows = kFromRegisters ? Traits::kScoreRows : Traits::kRows,
+                       kDkGroups = kFromRegisters ? 2 : 1;
   /// The dQ of the tile before, not yet added to its sums.
   struct LateDq {
-    DqBlock values;
+    QueryGradients values;
     uint32_t query_tile;
   };
 
-  __device__ __forceinline__ uint32_t run_tile(uint32_t flags, Values&, LateDq& late, KeyGradients& dk,
+  __device__ __forceinline__ uint32_t run_tile(uint32_t flags, Values& v, LateDq& late, KeyGradients& dk,
                                                ValueGradients& dv) {
     const bool is_first = flags & Tile::kFirst;
-    write_scores(flags, late);
+    PackedScores own_ds;
+    write_scores(flags, v, late, dv, own_ds);
     send_scores();
     const Operand ds = this->ds();
     ptx::pin(dv);
-    this->template issue_rows<0, Traits::kRows>(dv, this->p(), this->dout_columns());
-    DqBlock dq;
-    this->issue_dq(dq, ds, operand(offsetof(Shared, k), 16, dq_block(), kKeyBlock));
+    this->template issue_rows<kSharedFrom, kSharedRows>(dv, this->p(), this->dout_columns());
+    QueryGradients dq;
+    this->issue_dq(dq, ds, dq_columns(offsetof(Shared, k)));
     ptx::pin(dk);
-    this->template issue_rows<0, Traits::kRows>(dk, ds, this->q_columns());
-    ptx::wgmma_wait<2>();
+    if constexpr (kFromRegisters) this->template issue_rows<kOwnRows>(dk, own_ds, this->q_columns());
+    this->template issue_rows<kSharedFrom, kSharedRows>(dk, ds, this->q_columns());
+    ptx::wgmma_wait<1 + kDkGroups>();
     ptx::pin(dv);
     ptx::arrive_once(shared_.dout_empty[this->dout_ring().stage()]);
-    if (!is_first) add<16, 32>(late);
+    if (!is_first) add<2, 4>(late);
     issue_other_dq(dq);
     late.query_tile = ptx::from_leader(shared_.tile[ring_.stage()].query.index);
     ptx::wgmma_wait<1>();
@@ -59,20 +76,31 @@ class PairHalf : public WideHalf<PairHalf<Traits, kWarpgroup>, Traits, kWarpgrou
     ring_.advance();
     return this->next_tile();
   }
-  __device__ __forceinline__ void add_late(const LateDq& late) const { add<0, 32>(late); }
+  __device__ __forceinline__ void add_late(const LateDq& late) const { add<0, 4>(late); }
 
-  /// Computes P and dS of the consumer's rows, and puts them in shared memory. Adds half of the tile before's dQ.
-  __device__ __forceinline__ void write_scores(uint32_t flags, const LateDq& late) {
+  /// Computes P and dS of the consumer's rows, and puts them in shared memory. Adds half of the tile before's dQ, and
+  /// issues dV's products that take P from registers.
+  __device__ __forceinline__ void write_scores(uint32_t flags, Values& v, const LateDq& late, ValueGradients& dv,
+                                               PackedScores& ds) {
     const bool is_first = flags & Tile::kFirst;
     Scores s, dp;
-    PackedScores p, ds;
+    PackedScores p;
     const auto dropped = this->draw_dropped();
     this->issue_s(s);
-    this->template issue_scores<Bias::kGradient, Traits::kVDim>(dp, offsetof(Shared, v), this->dout_rows());
-    if (!is_first) add<0, 8>(late);
+    if constexpr (kFromRegisters) {
+      if (is_first) this->template read_values<kValueSteps>(v);
+      this->template issue_dp<kValueSteps>(dp, v);
+    } else {
+      this->template issue_scores<Bias::kGradient, Traits::kVDim>(dp, offsetof(Shared, v), this->dout_rows());
+    }
+    if (!is_first) add<0, 1>(late);
     this->compute_probabilities(s, flags, dropped, p);
-    if (!is_first) add<8, 16>(late);
-    ptx::wgmma_wait<0>();
+    if constexpr (kFromRegisters) {
+      ptx::pin(dv);
+      this->template issue_rows<kOwnRows>(dv, p, this->dout_columns());
+    }
+    if (!is_first) add<1, 2>(late);
+    ptx::wgmma_wait<kFromRegisters ? 1 : 0>();
     wait_sent();
     this->compute_score_gradients(s, dp, flags, dropped, p, ds);
   }
@@ -100,11 +128,11 @@ class PairHalf : public WideHalf<PairHalf<Traits, kWarpgroup>, Traits, kWarpgrou
     ptx::wait(shared_.pair.ds_full[ring_.stage()], ring_.phase());
   }
   /// dQ += the other CTA's dS times its keys, once that dS is there.
-  __device__ __forceinline__ void issue_other_dq(DqBlock& dq) const {
+  __device__ __forceinline__ void issue_other_dq(QueryGradients& dq) const {
     const uint32_t stage = ring_.stage();
     wait_received();
     this->template issue_dq<true>(dq, operand(offsetof(Shared, pair.ds), 16, stage, Traits::kScoreBytes),
-                                  operand(offsetof(Shared, pair.k) + kWarpgroup * kKeyBlock));
+                                  dq_columns(offsetof(Shared, pair.k), PairShare<Traits>::kFirst * rank_));
   }
   /// Lets the other CTA send another dS in place of this tile's.
   __device__ __forceinline__ void release_other() const {
@@ -122,14 +150,21 @@ class PairHalf : public WideHalf<PairHalf<Traits, kWarpgroup>, Traits, kWarpgrou
     release_other();
   }
 
-  /// The consumer's block of dq's columns.
-  __device__ __forceinline__ uint32_t dq_block() const { return 2 * rank_ + kWarpgroup; }
-  /// Adds a thread's values number kBegin to kEnd to their sums.
+  /// The block of dq's columns where the consumer's are, and the first of them in it.
+  __device__ __forceinline__ uint32_t dq_block() const { return kDqColumns == 64 ? 2 * rank_ + kWarpgroup : 1; }
+  __device__ __forceinline__ uint32_t dq_column() const { return kDqColumns == 64 ? 0 : kDqColumns * rank_; }
+  /// The consumer's columns of keys that are at `keys` in shared memory, in blocks from number `first` on.
+  __device__ __forceinline__ Operand dq_columns(uint32_t keys, uint32_t first = 0) const {
+    const Operand block = operand(keys, 16, dq_block() - first, kKeyBlock);
+    return {block.low + (dq_column() * static_cast<uint32_t>(sizeof(Element)) >> 4)};
+  }
+  /// Adds quarters kBegin to kEnd of a thread's values to their sums.
   template <int kBegin, int kEnd>
   __device__ __forceinline__ void add(const LateDq& late) const {
+    constexpr int kFrom = kBegin * kDqValues / 4, kCount = (kEnd - kBegin) * kDqValues / 4;
     delay<Role::kConsumer>();
-    staging_.template add_dq<kBegin, kEnd - kBegin>(late.values + kBegin, static_cast<int>(dq_block()),
-                                                    late.query_tile);
+    staging_.template add_dq<kFrom, kCount>(late.values + kFrom, static_cast<int>(dq_block()), late.query_tile,
+                                            dq_column());
   }
 
   const uint32_t rank_;  ///< the CTA's number in its pair

@@ -41,13 +41,13 @@ class WideStaging {
   }
 
   /// Adds `dq` to the sums of query tile `index`: kCount values of the thread from number kBegin on, of blocks of 64
-  /// columns from number `first` on.
+  /// columns from number `first` on, or of column `column` of that block.
   template <int kBegin, int kCount>
-  __device__ __forceinline__ void add_dq(const float* dq, int first, uint32_t index) const
+  __device__ __forceinline__ void add_dq(const float* dq, int first, uint32_t index, uint32_t column = 0) const
     requires Traits::kDqFromRegisters
   {
     static_assert(Blocks::kBlockColumns == 64 && Blocks::kRowBlocks == 1);
-    float* to = sums_of(first, index) + 4 * ptx::lane();
+    float* to = sums_of(first, index) + column * (Blocks::kWarpFloats / 64) + 4 * ptx::lane();
 #pragma unroll
     for (int i = kBegin; i < kBegin + kCount; i += 4) ptx::add_four(to + place_of(i), dq + (i - kBegin));
   }
@@ -71,16 +71,18 @@ class WideStaging {
     store_slab(map, gradients, factor, at, slab());
   }
 
-  /// Stores the warp's 16 keys of dv and dk through V and K, which both consumers have read, and waits until they have
-  /// left.
-  template <int kValues>
-  __device__ __forceinline__ void store_through_operands(const float (&dk)[kValues], const float (&dv)[kValues],
+  /// Stores the warp's 16 keys of dv and dk, the columns of Dv and Dk, through V and K, which both consumers have read,
+  /// and waits until they have left. `at` says where, but for the columns.
+  template <typename Dk, typename Dv, int kDkValues, int kDvValues>
+  __device__ __forceinline__ void store_through_operands(const float (&dk)[kDkValues], const float (&dv)[kDvValues],
                                                          const ptx::BoxOrigin& at) const
     requires Traits::kPair
   {
-    const int slab = static_cast<int>(warpgroup_ * 4 + warp_) * 16 * 2 * kValues;
-    store_slab(p_.keys.maps.dv, dv, 1, at, reinterpret_cast<float*>(shared_.v + slab));
-    store_slab(p_.keys.maps.dk, dk, p_.scale, at, reinterpret_cast<float*>(shared_.k + slab));
+    ptx::BoxOrigin to = at;
+    to.block = Dv::kBegin;
+    store_slab(p_.keys.maps.dv, dv, 1, to, reinterpret_cast<float*>(shared_.v + place_in_operand<Dv>()));
+    to.block = Dk::kBegin;
+    store_slab(p_.keys.maps.dk, dk, p_.scale, to, reinterpret_cast<float*>(shared_.k + place_in_operand<Dk>()));
     if (ptx::is_leader()) ptx::bulk_wait_read();
   }
 
@@ -93,6 +95,13 @@ class WideStaging {
                                              const ptx::BoxOrigin& at, float* slab) const {
     SlabTile::write_rows(gradients, factor, slab);
     SlabTile::template store<false, 2 * kValues>(map, at, p_.seqlen_k, slab);
+  }
+
+  /// The place in K or V of the warp's 16 keys of the columns of Share: each consumer's columns follow each other, and
+  /// in them its warps.
+  template <typename Share>
+  __device__ __forceinline__ int place_in_operand() const {
+    return static_cast<int>(Share::kBegin * 4 + warp_ * Share::kCount) * 16 * 64;
   }
 
   /// The warp's sums of a query tile in blocks of 64 columns from number `first` on; place_of(i) is the offset of a

@@ -42,7 +42,7 @@ struct WideTraits {
   static constexpr int kScoreRows = kRows / kConsumers;
   static constexpr int kStages = kTile.stages, kDoutStages = kTile.dout_stages;
   static constexpr bool kPair = kTile.runs_in_pairs(kDqSum, kSplit);
-  static_assert(!kPair || (kHeadDim_ == 256 && kStages == 2), "a consumer has one block of dq; dS has two stages");
+  static_assert(!kPair || (kHeadDim_ > 128 && kStages == 2), "each consumer has columns of dq; dS has two stages");
   static constexpr bool kDqFromRegisters = kPair || kTile.dq_from_registers;
   static_assert(!kTile.dq_from_registers || kHeadDim_ + kHeadDimV_ <= 384,
                 "operands in registers leave room for half of a dq");
@@ -92,7 +92,7 @@ struct StagingTiles {
 template <typename Traits>
 struct PairStorage {
   using Element = typename Traits::Element;
-  alignas(1024) Element k[Traits::kKeys * Traits::kQkDim / 2];  ///< its keys, this CTA's columns of dq
+  alignas(1024) Element k[Traits::kKeys * 64 * PairShare<Traits>::kBlocks];  ///< its keys, this CTA's blocks of dq
   alignas(1024) Element ds[Traits::kStages][Traits::kRows * Traits::kKeys];
   uint64_t ds_full[Traits::kStages];   ///< the other one's dS is there
   uint64_t ds_empty[Traits::kStages];  ///< the other one has read this one's dS
