@@ -40,6 +40,10 @@ class PairHalf : public WideHalf<PairHalf<Traits, kWarpgroup>, Traits, kWarpgrou
   static constexpr uint32_t kSharedFrom = kFromRegisters ? kOtherRows : 0;
   static constexpr int kSharedRows = kFromRegisters ? Traits::kScoreRows : Traits::kRows,
                        kDkGroups = kFromRegisters ? 2 : 1;
+  /// The quarters of the tile before's dQ that are added under S and dP; what is left of half of it follows P.
+  static constexpr int kEarlyQuarters = kFromRegisters ? 2 : 1;
+  /// True if dQ's products with the CTA's own dS precede dV's and dK's, so that what follows hides all of dS's travel.
+  static constexpr bool kDqFirst = kFromRegisters;
   /// The dQ of the tile before, not yet added to its sums.
   struct LateDq {
     QueryGradients values;
@@ -53,14 +57,15 @@ class PairHalf : public WideHalf<PairHalf<Traits, kWarpgroup>, Traits, kWarpgrou
     write_scores(flags, v, late, dv, own_ds);
     send_scores();
     const Operand ds = this->ds();
+    QueryGradients dq;
+    if constexpr (kDqFirst) this->issue_dq(dq, ds, dq_columns(offsetof(Shared, k)));
     ptx::pin(dv);
     this->template issue_rows<kSharedFrom, kSharedRows>(dv, this->p(), this->dout_columns());
-    QueryGradients dq;
-    this->issue_dq(dq, ds, dq_columns(offsetof(Shared, k)));
+    if constexpr (!kDqFirst) this->issue_dq(dq, ds, dq_columns(offsetof(Shared, k)));
     ptx::pin(dk);
     if constexpr (kFromRegisters) this->template issue_rows<kOwnRows>(dk, own_ds, this->q_columns());
     this->template issue_rows<kSharedFrom, kSharedRows>(dk, ds, this->q_columns());
-    ptx::wgmma_wait<1 + kDkGroups>();
+    ptx::wgmma_wait<kDkGroups + (kDqFirst ? 0 : 1)>();
     ptx::pin(dv);
     ptx::arrive_once(shared_.dout_empty[this->dout_ring().stage()]);
     if (!is_first) add<2, 4>(late);
@@ -93,13 +98,15 @@ class PairHalf : public WideHalf<PairHalf<Traits, kWarpgroup>, Traits, kWarpgrou
     } else {
       this->template issue_scores<Bias::kGradient, Traits::kVDim>(dp, offsetof(Shared, v), this->dout_rows());
     }
-    if (!is_first) add<0, 1>(late);
+    if (!is_first) add<0, kEarlyQuarters>(late);
     this->compute_probabilities(s, flags, dropped, p);
     if constexpr (kFromRegisters) {
       ptx::pin(dv);
       this->template issue_rows<kOwnRows>(dv, p, this->dout_columns());
     }
-    if (!is_first) add<1, 2>(late);
+    if constexpr (kEarlyQuarters < 2) {
+      if (!is_first) add<kEarlyQuarters, 2>(late);
+    }
     ptx::wgmma_wait<kFromRegisters ? 1 : 0>();
     wait_sent();
     this->compute_score_gradients(s, dp, flags, dropped, p, ds);
