@@ -87,7 +87,7 @@ def main():
         variants = re.findall(rf'^ *{begin}Variant{{k\w+, (k\w+), "([a-z.]*)"', table, re.MULTILINE)
         product = itertools.product(tiles, enumerate(variants), ELEMENTS.items())
         for (head_dim, head_dim_v, consumers, features), (variant, (of_tiles, suffix)), (element, dtype) in product:
-            if of_tiles not in ("kAny", features):
+            if of_tiles not in ("kAny", features, features.removesuffix("AndSharedRows")):
                 continue
             values = {
                 "dtype": dtype,

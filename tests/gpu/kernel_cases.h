@@ -45,7 +45,7 @@ struct Instance {
 
 /// Kernels of an instance beside its plain one, whose cases are their own or the plain one's.
 inline bool is_variant(std::string_view id) {
-  return id.ends_with(".split") || id.ends_with(".pos") || id.ends_with(".dropout");
+  return id.ends_with(".split") || id.ends_with(".shared") || id.ends_with(".pos") || id.ends_with(".dropout");
 }
 
 /// True if the library runs Hopper's kernels for calls that name none: on the device, or on a Hopper GPU if there is

@@ -13,16 +13,17 @@ struct Variant {
   DqSum sum = DqSum::kFloats;
   bool scores = false;  ///< that are not products alone: the policy FeatureScore
   bool dropout = false, sink = false, positions = false;
-  bool partial = false;  ///< leaves out in fp32
-  bool split = false;    ///< leaves parts of dk and dv, or all of them, in fp32
-  bool float8 = false;   ///< reads a cache of e4m3
+  bool partial = false;      ///< leaves out in fp32
+  bool split = false;        ///< leaves parts of dk and dv, or all of them, in fp32
+  bool float8 = false;       ///< reads a cache of e4m3
+  bool shares_rows = false;  ///< has two CTAs of a cluster share each work tile's rows
 
   /// True if its kernel runs a call that asks for `asked`. A feature that the call lacks costs only time.
   constexpr bool takes(const Variant& asked) const {
     const bool has_features = (scores || !asked.scores) && (dropout || !asked.dropout) && (sink || !asked.sink) &&
                               (positions || !asked.positions);
     return has_features && (sum == DqSum::kEither || sum == asked.sum) && partial == asked.partial &&
-           split == asked.split && float8 == asked.float8;
+           split == asked.split && float8 == asked.float8 && shares_rows == asked.shares_rows;
   }
   /// True if its kernel reads FeatureParams.
   constexpr bool has_features() const { return scores || dropout || sink || positions; }
@@ -31,9 +32,9 @@ struct Variant {
 /// The kernels of a tile that one translation unit has.
 enum class Unit : uint8_t { kPlain, kFeatures, kPartial, kFloat8 };
 
-/// The features that a tile has kernels for: all, all over caches of e4m3, too, all but dropout, or none that changes
-/// the loop over tiles. For a variant: the tiles that it is for.
-enum class TileFeatures : uint8_t { kAny, kAll, kAllAndFloat8, kNoDropout, kNone };
+/// The features that a tile has kernels for: all, all over caches of e4m3, too, all and, of plain calls, kernels that
+/// share rows, all but dropout, or none that changes the loop over tiles. For a variant: the tiles that it is for.
+enum class TileFeatures : uint8_t { kAny, kAll, kAllAndFloat8, kAllAndSharedRows, kNoDropout, kNone };
 
 /// A row of an architecture's table of variants. A call runs in a tile's first variant that takes it.
 struct VariantRow {
@@ -44,7 +45,8 @@ struct VariantRow {
 
   template <typename Tile>
   constexpr bool is_of(const Tile& tile) const {
-    return tiles == TileFeatures::kAny || tiles == tile.features;
+    return tiles == TileFeatures::kAny || tiles == tile.features ||
+           (tiles == TileFeatures::kAll && tile.features == TileFeatures::kAllAndSharedRows);
   }
 };
 

@@ -49,6 +49,13 @@ __device__ __forceinline__ void wait_cluster(uint64_t& barrier, uint32_t parity)
 __device__ __forceinline__ void store_remote(uint32_t address, uint32_t value) {
   asm volatile("st.relaxed.cluster.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
+/// PTX ISA, "st.async": stores four floats in another CTA's shared memory; their bytes count towards its `barrier`.
+__device__ __forceinline__ void store_four_remote(uint32_t address, const float* four, uint32_t barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
+      "f"(four[0]), "f"(four[1]), "f"(four[2]), "f"(four[3]), "r"(barrier)
+      : "memory");
+}
 /// PTX ISA, "cp.async.bulk": copies `bytes` to another CTA's shared memory; they count towards its `barrier`.
 __device__ __forceinline__ void bulk_copy_remote(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),

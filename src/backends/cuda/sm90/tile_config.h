@@ -120,9 +120,9 @@ inline constexpr ForwardTile kForwardTiles[] = {
 inline constexpr BackwardTile kBackwardTiles[] = {
     // d, d_v, WGs, features  rows  stages  registers  alternate  one code  one copy  wide  dO's stages  halves  dq from
     // registers  pairs
-    BackwardTile{64, 64, 2, kAll, 128, 2, 40, 232, true, true, true, false, 2, false, false, false},
+    BackwardTile{64, 64, 2, kAllAndSharedRows, 128, 2, 40, 232, true, true, true, false, 2, false, false, false},
     BackwardTile{96, 96, 2, kAll, 64, 2, 40, 232, true, true, false, false, 2, false, false, false},
-    BackwardTile{128, 128, 2, kAll, 64, 2, 40, 232, false, false, true, false, 2, false, false, false},
+    BackwardTile{128, 128, 2, kAllAndSharedRows, 64, 2, 40, 232, false, false, true, false, 2, false, false, false},
     BackwardTile{192, 128, 2, kNone, 64, 2, 24, 240, false, false, false, false, 1, true, false, false},
     BackwardTile{192, 192, 2, kAll, 64, 2, 24, 240, false, false, false, true, 2, false, true, true},
     BackwardTile{256, 256, 2, kAll, 64, 2, 40, 232, false, false, false, true, 1, false, false, true},
@@ -156,6 +156,7 @@ inline constexpr BackwardVariant kBackwardVariants[] = {
                     {.sum = DqSum::kEither, .scores = true, .dropout = true, .positions = true}},
     BackwardVariant{kFeatures, kAll, ".score.dropout.pos.split",
                     {.sum = DqSum::kEither, .scores = true, .dropout = true, .positions = true, .split = true}},
+    BackwardVariant{kPlain, kAllAndSharedRows, ".shared", {.shares_rows = true}},
 };
 // clang-format on
 

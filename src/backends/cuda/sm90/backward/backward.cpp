@@ -27,13 +27,17 @@
 #include "call/sink_and_dropout.h"
 #include "common/arithmetic.h"
 #include "common/message.h"
+#include "mask/host_only.h"
 
 namespace flashmask::sm90 {
 namespace bwd {
 namespace {
 
 constexpr int64_t kMostWorkTiles = int64_t{1} << 30;
-constexpr int kCtasOfPair = 2;
+constexpr int kCtasOfCluster = 2;
+/// Fewest query rows whose halves save more than adding up dk and dv costs: with one round of work tiles, with two, and
+/// with two under a mask with contents, as they may make all work tiles as short as a window's.
+constexpr int64_t kLeastOfOneRound = 1024, kLeastOfTwoRounds = 2048, kLeastUnderContents = 4096;
 
 using BackwardTable = cuda::KernelTable<kBackwardTiles, kBackwardVariants>;
 using BackwardKernel = BackwardTable::Kernel;
@@ -55,7 +59,7 @@ constexpr std::pair<Unit, const char*> kRowUnits[] = {{kPlain, ""}, {kFeatures, 
 template <DataType dtype, std::size_t row, Unit unit>
 RowKernels make_row_kernels() {
   constexpr BackwardTile tile = kBackwardTiles[row];
-  if constexpr (unit != kFeatures || tile.features == kAll) {
+  if constexpr (unit != kFeatures || tile.features != kNone) {
     return row_kernels<dtype, tile.head_dim, tile.head_dim_v, tile.consumers, unit>();
   } else {
     return {};
@@ -88,8 +92,36 @@ cuda::Variant asked_variant(const Problem& p, const BackwardTile& tile, bool has
   cuda::Variant asked = cuda::asked_variant(p);
   asked.sink = asked.partial = false;
   asked.split = has_float_keys;
-  asked.positions |= tile.runs_in_pairs(asked.sum, asked.split) && cuda::most_ctas(p) < kCtasOfPair;
+  asked.positions |= tile.runs_in_pairs(asked.sum, asked.split) && cuda::most_ctas(p) < kCtasOfCluster;
   return asked;
+}
+
+/// True if the mask has one diagonal, and so work tiles from all rows to few.
+bool is_triangle(const MaskView& mask) { return (mask.diagonal_lo == INT32_MIN) != (mask.diagonal_hi == INT32_MAX); }
+
+/// True if two CTAs may share each work tile's rows: half of the multiprocessors would have none, or the longest would
+/// outlast all others. The host sees no more of a mask's contents than that there are some.
+bool may_share_rows(const Problem& p, int64_t work_tiles) {
+  const int64_t multiprocessors = cuda::multiprocessors(p);
+  if (work_tiles > multiprocessors || cuda::most_ctas(p) < kCtasOfCluster) return false;
+  if (work_tiles * kCtasOfCluster <= multiprocessors) return p.seqlen_q >= kLeastOfOneRound;
+  return is_triangle(p.mask) && p.seqlen_q >= (has_contents(p.mask) ? kLeastUnderContents : kLeastOfTwoRounds);
+}
+
+/// The kernel over tiles in which the call runs. Kernels of features, and of parts of dk and dv, share no rows.
+const BackwardKernel* kernel_of(const Problem& p, const BackwardTile& tile, int64_t work_tiles, bool has_float_keys) {
+  const BackwardTable& table = table_of(p.dtype);
+  cuda::Variant asked = asked_variant(p, tile, has_float_keys);
+  asked.shares_rows = may_share_rows(p, work_tiles);
+  const BackwardKernel* kernel = table.find(tile, asked);
+  if (kernel) return kernel;
+  asked.shares_rows = false;
+  return table.find(tile, asked);
+}
+
+/// True if the kernel runs in pairs of CTAs that divide dq's columns.
+bool runs_in_pairs(const BackwardKernel& kernel) {
+  return kernel.tile->runs_in_pairs(kernel.row->variant.sum, kernel.row->variant.split);
 }
 
 /// Predicate: does a tile have kernels that take the call? The row kernels of partial results fold terms into scores,
@@ -163,15 +195,17 @@ struct BackwardCall {
         magnitude_blocks(cuda::magnitude_blocks(p)),
         is_partial(p.features.partial_out),
         has_float_rows(p.dq.dtype == DataType::kFloat32),
-        kernel(table_of(p.dtype).find(tile, asked_variant(p, tile, has_float_keys()))),
-        cluster(tile.runs_in_pairs(kernel->row->variant.sum, kernel->row->variant.split) ? kCtasOfPair : 1),
-        ctas(std::min(work_tiles, cuda::most_ctas(p) / cluster * cluster)),
+        kernel(kernel_of(p, tile, work_tiles, has_float_keys())),
+        cluster(shares_rows() || runs_in_pairs(*kernel) ? kCtasOfCluster : 1),
+        ctas(std::min(work_tiles * (shares_rows() ? cluster : 1), cuda::most_ctas(p) / cluster * cluster)),
         layout(p, tile, tiles, splits, has_key_parts(), magnitude_blocks) {}
 
   /// True if work tiles share a key head's query heads: they leave fp32 parts of dk and dv, which are added up last.
   bool has_key_parts() const { return work_tiles > 0 && splits > 1; }
   /// True if work tiles write fp32: parts, or dk and dv themselves.
   bool has_float_keys() const { return has_key_parts() || (work_tiles > 0 && is_partial); }
+  /// True if a cluster has each work tile, half of its rows each of the CTAs.
+  bool shares_rows() const { return kernel->row->variant.shares_rows; }
   /// The units of the kernels over rows, and over the parts of dk and dv.
   Unit row_unit() const { return has_float_rows ? kPartial : kernel->row->unit; }
   Unit key_unit() const { return is_partial ? kPartial : kernel->row->unit; }
@@ -245,7 +279,7 @@ RowParams make_row_params(const Problem& p, const BackwardCall& call, std::byte*
           .scale = p.scale(),
           .score_scale = score_scale(p),
           .folds_delta = !call.kernel->row->variant.dropout,
-          .in_pairs = call.cluster > 1};
+          .in_pairs = runs_in_pairs(*call.kernel)};
 }
 
 SinkGradientParams make_sink_params(const Problem& p, const BackwardCall& call, std::byte* workspace) {

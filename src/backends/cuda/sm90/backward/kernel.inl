@@ -71,6 +71,17 @@
 //
 // There, a tile of kNothing takes part in ds_full and ds_empty, and its work tile in kv_empty. A CTA releases the other
 // one's dS only after that one's threads have all waited for ds_empty: a phase too early would look like one too late.
+//
+// A kernel whose CTAs share rows has claim_full and claim_empty, too, no kStaging, and at the end of each work tile:
+//
+// clang-format off
+//   barrier      arrivals in a phase                     waiting              what its phase says
+//   part_empty   each consumer warp of the other CTA 1   the consumer that    the other CTA's dS and staging tiles may
+//                                                        sends its part       be overwritten
+//   part_full    a thread 1, and the bytes of a part     the consumer that    the other CTA's part is there
+//                                                        adds it
+//   kExchange..  128 threads of the other warpgroup      a warpgroup's 128    that part is read
+// clang-format on
 
 extern "C" __global__ void __launch_bounds__(FLASHMASK_TRAITS::kThreads, 1)
     FLASHMASK_ENTRY(const __grid_constant__ FLASHMASK_TRAITS::Params p) {
@@ -84,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(FLASHMASK_TRAITS::kThreads, 1)
     ptx::prefetch(p.dout);
     init_barriers(shared);
   }
-  if constexpr (Traits::kPair) {
+  if constexpr (kInCluster<Traits>) {
     ptx::cluster_sync();
   } else {
     __syncthreads();
@@ -110,8 +121,8 @@ extern "C" __global__ void __launch_bounds__(FLASHMASK_TRAITS::kThreads, 1)
       Roles<Traits>::Consumer(p, shared, 1).run();
     }
   }
-  // The other CTA of a pair still arrives at this one's barriers.
-  if constexpr (Traits::kPair) ptx::cluster_sync();
+  // The other CTA of the cluster still arrives at this one's barriers.
+  if constexpr (kInCluster<Traits>) ptx::cluster_sync();
 }
 
 #undef FLASHMASK_ENTRY

@@ -37,7 +37,7 @@ class Producer {
   __device__ __forceinline__ ptx::RingPosition<Traits::kDoutStages> dout_ring() const { return {ring_.count}; }
 
   __device__ __forceinline__ uint32_t claim()
-    requires Traits::kPair
+    requires kInCluster<Traits>
   {
     delay<Role::kProducer>();
     return ptx::cluster_rank() == 0 ? claim_for_pair() : receive_claim();
@@ -49,7 +49,7 @@ class Producer {
     return __shfl_sync(0xffffffff, n, 0);
   }
 
-  /// Claims a block of keys for the pair, and sends its number to the second CTA.
+  /// Claims for both CTAs a block of keys, or a work tile whose rows they share, and sends its number to the second.
   __device__ __forceinline__ uint32_t claim_for_pair() {
     constexpr uint32_t kSecond = 1;
     auto& pair = shared_.pair;
@@ -128,7 +128,9 @@ class Producer {
     }
   }
 
-  /// 32 words of the key tile's bits, one for each lane. Under a dense mask all tiles are live, and none is full.
+  /// 32 words of the key tile's bits, one for each lane. Under a dense mask all tiles are live, and none is full. Of
+  /// two CTAs that share rows one has the even row tiles and the other the odd ones, live or not: no tile waits for a
+  /// count of those before it, and a dense mask divides rows alike.
   __device__ __forceinline__ void run_words(int64_t column, int32_t first) {
     const int32_t own = first + static_cast<int32_t>(threadIdx.x % 32);
     TileBits of_lane;
@@ -137,6 +139,7 @@ class Producer {
     } else if (own < p_.plan.words_per_key) {
       of_lane = read_bits(column, own);
     }
+    if constexpr (Traits::kSharesRows) of_lane.live &= kEvenTiles << ptx::cluster_rank() * Traits::kGranules;
     uint32_t own_progress = 0, words = __ballot_sync(0xffffffff, of_lane.live != 0);
     if constexpr (kMayBeAlone) own_progress = first_progress(first, words);
     for (; words; words &= words - 1) {
@@ -159,6 +162,8 @@ class Producer {
     }
   }
 
+  /// The even row tiles of a word of the plan's bits.
+  static constexpr uint32_t kEvenTiles = ~0u / ((1u << Traits::kGranules) + 1);
   /// True if a tile may be alone, see Tile::kAlone.
   static constexpr bool kMayBeAlone = kOfBlock == 1 && Traits::kDqSum != DqSum::kIntegers;
   /// The Progress of the row tiles in a word of the plan's bits, one for each lane. Store warps change it for tiles

@@ -58,6 +58,12 @@ __device__ __forceinline__ void init_barriers(SharedStorage<Traits>& shared) {
     ptx::barrier_init(shared.dq_full[i], Traits::kAlternate ? 128 : Traits::kConsumerWarps);
   }
   ptx::barrier_init(shared.dq_empty, 1);
+  if constexpr (Traits::kSharesRows) {
+    ptx::barrier_init(shared.pair.claim_full, 1);
+    ptx::barrier_init(shared.pair.claim_empty, 1);
+    ptx::barrier_init(shared.pair.part_full, 1);
+    ptx::barrier_init(shared.pair.part_empty, Traits::kConsumerWarps);
+  }
   if constexpr (kHalves<Traits>) {
     ptx::barrier_init(shared.halves.ds_empty, Traits::kConsumerWarps);
     shared.halves.ones.fill();  // the fence that makes barriers known to the copy engine does this to tensor cores

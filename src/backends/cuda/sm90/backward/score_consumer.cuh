@@ -14,7 +14,7 @@ namespace flashmask::sm90::bwd {
 
 /// The bits of a shared address that an operand's descriptor takes. In a cluster there are others, the CTA's number.
 template <typename Traits>
-inline constexpr uint32_t kAddressBits = Traits::kPair ? 0x3ffff : ~0u;
+inline constexpr uint32_t kAddressBits = kInCluster<Traits> ? 0x3ffff : ~0u;
 
 /// Common base of the consumers, one warpgroup each: follows the announced tiles and computes the scores of its 64 keys
 /// and Traits::kScoreRows rows, key-major, P = exp2(S scale log2(e)) and dS = P dP. Results leave through an Outgoing.
@@ -61,7 +61,7 @@ class ScoreConsumer {
   }
 
   /// Bits of phases_: the parity that the next wait is for. One register for all of them.
-  enum Phase : uint32_t { kWorkTile, kDq, kMask, kDs = 31 };  // and one for each stage after kMask
+  enum Phase : uint32_t { kWorkTile, kDq, kMask, kExchange = 30, kDs = 31 };  // and one for each stage after kMask
   __device__ __forceinline__ uint32_t advance_phase(uint32_t which) {
     const uint32_t phase = phases_ >> which & 1;
     phases_ ^= 1u << which;

@@ -17,12 +17,13 @@ namespace flashmask::sm90::bwd {
 /// Entry points of features into the backward kernel: by default it has none. Params_ is BackwardParams, or derived
 /// from it if a policy needs more; Score_ see ProductScore, Weights_ see AllWeights.
 template <typename Params_ = BackwardParams, typename Score_ = cuda::ProductScore, typename Weights_ = cuda::AllWeights,
-          DqSum sum = DqSum::kEither>
+          DqSum sum = DqSum::kEither, bool shares_rows = false>
 struct BackwardPolicies {
   using Params = Params_;
   using Score = Score_;
   using Weights = Weights_;
   static constexpr DqSum kDqSum = sum;
+  static constexpr bool kSharesRows = shares_rows;
 };
 
 /// The parameters of a variant.
@@ -33,8 +34,8 @@ using ParamsOf = std::conditional_t<variant.scores, ScoredBackwardParams,
 /// The policies of a variant. A kernel that sums dq up in one way alone is a second kernel: ptxas schedules each
 /// better.
 template <typename Element, cuda::Variant variant>
-using PoliciesOf =
-    BackwardPolicies<ParamsOf<variant>, cuda::ScoreOf<Element, variant>, cuda::WeightsOf<variant>, variant.sum>;
+using PoliciesOf = BackwardPolicies<ParamsOf<variant>, cuda::ScoreOf<Element, variant>, cuda::WeightsOf<variant>,
+                                    variant.sum, variant.shares_rows>;
 
 /// A variant of the unit, for the kernels before and after the unit's: it tells whether rows' terms are folded.
 constexpr cuda::Variant unit_variant(Unit unit) {
@@ -66,7 +67,7 @@ inline constexpr bool kFoldsDelta = !kTermsLast<Traits> || !Traits::Weights::kMa
 enum NamedBarrier : int {
   kScoresBarrier = 1,   ///< dS of the tile is in shared memory
   kStagingBarrier = 3,  ///< the work tile's last dq has left the staging tiles; in a pair, K and V have been read
-  kExchangeBarrier = 5  ///< in a pair: a dS of no use may be sent
+  kExchangeBarrier = 5  ///< in a pair: a dS of no use may be sent; where rows are shared: the other CTA's part is read
 };
 
 /// Columns in whole blocks of 64, as shared memory holds them.
@@ -112,6 +113,9 @@ struct BackwardTraits {
   static constexpr int kKeyTilesOfBlock = 1;  ///< key tiles that a key block of the plan is divided into
   static constexpr int kDqPieces = kTile.dq_pieces();
   static constexpr bool kDqFromRegisters = false, kPair = false;
+  /// Has two CTAs share each work tile's rows, see PartExchange.
+  static constexpr bool kSharesRows = Policies::kSharesRows;
+  static_assert(!kSharesRows || (!kSplit && !kTile.halves));
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kConsumerWarps = 4 * kConsumers;
   static constexpr bool kAlternate = kTile.alternate;
@@ -134,6 +138,10 @@ struct BackwardTraits {
   /// P or dS, as an operand.
   using PackedScores = cuda::PackedFragments<kRows>;
 };
+
+/// True for kernels whose CTAs run in clusters of two: the first one's producer claims work tiles for both.
+template <typename Traits>
+inline constexpr bool kInCluster = Traits::kPair || Traits::kSharesRows;
 
 /// True for kernels that compute dP in halves, as registers are scarce.
 template <typename Traits>
@@ -241,6 +249,15 @@ struct HalvesStorage {
 };
 struct NoStorage {};
 
+/// Extra storage of a CTA that shares rows with another one.
+struct SharedRowsStorage {
+  uint64_t claim_full, claim_empty;
+  uint64_t part_full;   ///< the other CTA's part of dk and dv is here
+  uint64_t part_empty;  ///< this CTA's may be sent
+  uint32_t claim;       ///< in the second CTA: what the first has claimed
+};
+struct NoSharedRows {};
+
 template <typename Traits>
 struct SharedStorage {
   using Element = typename Traits::Element;
@@ -255,6 +272,7 @@ struct SharedStorage {
   /// tile's dq.
   alignas(1024) float staging[Traits::kConsumerWarps][Traits::kStagingFloats];
   [[no_unique_address]] std::conditional_t<kHalves<Traits>, HalvesStorage, NoStorage> halves;
+  [[no_unique_address]] std::conditional_t<Traits::kSharesRows, SharedRowsStorage, NoSharedRows> pair;
   alignas(128) RowBias biases[Traits::kStages][Traits::kRows];
   ColumnBits<Traits::kRows> mask_bits[Traits::kStages][Traits::kKeys];
   ColumnBounds<Traits::kKeys> bounds;  ///< the current work tile's; used by the mask warp alone

@@ -5,8 +5,10 @@
 
 #include "backends/cuda/device/delay.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
+#include "backends/cuda/ptx/cluster.cuh"
 #include "backends/cuda/ptx/registers.cuh"
 #include "backends/cuda/ptx/wgmma.cuh"
+#include "backends/cuda/sm90/backward/columns/part_exchange.cuh"
 #include "backends/cuda/sm90/backward/columns/staging.cuh"
 #include "backends/cuda/sm90/backward/params.h"
 #include "backends/cuda/sm90/backward/score_consumer.cuh"
@@ -39,9 +41,9 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
  private:
   using Outgoing = Staging<Traits>;
   using Base = ScoreConsumer<Traits, Outgoing>;
-  using Base::dout_ring, Base::dq_phase, Base::issue_scores, Base::kDq, Base::kDs, Base::kWorkTile, Base::next_tile,
-      Base::operand, Base::p_, Base::phases_, Base::ring_, Base::shared_, Base::staging_, Base::advance_phase,
-      Base::warpgroup_;
+  using Base::dout_ring, Base::dq_phase, Base::issue_scores, Base::kDq, Base::kDs, Base::kExchange, Base::kWorkTile,
+      Base::next_tile, Base::operand, Base::p_, Base::phases_, Base::ring_, Base::shared_, Base::staging_,
+      Base::advance_phase, Base::warp_, Base::warpgroup_;
   using typename Base::Operand, typename Base::PackedScores, typename Base::Scores, typename Base::Swizzle;
   using KeyGradients = typename Traits::KeyGradients;
   using ValueGradients = typename Traits::ValueGradients;
@@ -81,7 +83,9 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
       ptx::arrive_once(shared_.kv_empty);
       store_late(late);
     }
-    if constexpr (Traits::kAlternate && !Traits::kSplit) {
+    if constexpr (Traits::kSharesRows) {
+      if (!exchange_parts(dk, dv)) return flags;
+    } else if constexpr (Traits::kAlternate && !Traits::kSplit) {
       // The other warpgroup may still have to store the last tile's dq, through this one's staging tiles, too.
       staging_.wait_store_read();
       this->template sync_consumers<kStagingBarrier>();
@@ -89,6 +93,22 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
     this->scale_kept(dv);
     staging_.store_dkv(dk, dv, key, group, batch, dq_phase());
     return flags;
+  }
+
+  /// Adds the other CTA's part of dk and dv, or sends it this one's. Returns true if dk and dv are the sums.
+  __device__ __forceinline__ bool exchange_parts(KeyGradients& dk, ValueGradients& dv) {
+    const PartExchange<Traits> parts(shared_, warp_);
+    const uint32_t phase = advance_phase(kExchange);
+    const bool adds = warpgroup_ == ptx::uniform(ptx::cluster_rank());
+    staging_.wait(dq_phase());
+    parts.release();
+    if (adds) {
+      parts.add(dk, dv, phase);
+    } else {
+      parts.send(dk, dv, phase);
+    }
+    this->template sync_consumers<kExchangeBarrier>();
+    return adds;
   }
 
   /// Returns the flags of the next tile.

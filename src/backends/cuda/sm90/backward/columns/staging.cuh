@@ -47,6 +47,14 @@ class Staging {
     if (ptx::is_leader()) ptx::bulk_wait();
   }
 
+  /// Waits until all staging tiles may be overwritten.
+  __device__ __forceinline__ void wait(uint32_t phase) const {
+    if (ptx::is_leader()) ptx::bulk_wait_read();
+    delay<Role::kConsumer>();
+    ptx::wait(shared_.dq_empty, phase);
+    __syncwarp();
+  }
+
   /// Stores a tile's dq, if no other tile contributes to it, or hands it to the store warp.
   __device__ __forceinline__ void store_dq(const OwnDq& dq, uint32_t flags, uint32_t stage, uint32_t phase) const {
     wait(phase);
@@ -149,13 +157,6 @@ class Staging {
   /// The first of the lane's two rows of a block.
   __device__ __forceinline__ int first_row(int block) const {
     return Blocks::row(warp_of(block)) + static_cast<int>(reload_lane<Traits>()) / 4;
-  }
-  /// Waits until all staging tiles may be overwritten.
-  __device__ __forceinline__ void wait(uint32_t phase) const {
-    if (ptx::is_leader()) ptx::bulk_wait_read();
-    delay<Role::kConsumer>();
-    ptx::wait(shared_.dq_empty, phase);
-    __syncwarp();
   }
 
   __device__ __forceinline__ void store_dq_rows(const OwnDq& dq, const QueryTile& of_leader) const {

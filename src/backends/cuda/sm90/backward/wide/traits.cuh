@@ -41,7 +41,8 @@ struct WideTraits {
   static constexpr bool kOwnKeys = false;
   static constexpr int kScoreRows = kRows / kConsumers;
   static constexpr int kStages = kTile.stages, kDoutStages = kTile.dout_stages;
-  static constexpr bool kPair = kTile.runs_in_pairs(kDqSum, kSplit);
+  static constexpr bool kPair = kTile.runs_in_pairs(kDqSum, kSplit), kSharesRows = false;
+  static_assert(!Policies::kSharesRows, "columns are divided, not rows");
   static_assert(!kPair || (kHeadDim_ > 128 && kStages == 2), "each consumer has columns of dq; dS has two stages");
   static constexpr bool kDqFromRegisters = kPair || kTile.dq_from_registers;
   static_assert(!kTile.dq_from_registers || kHeadDim_ + kHeadDimV_ <= 384,
