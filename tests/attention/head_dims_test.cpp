@@ -10,6 +10,7 @@
 #include "backends/cuda/sm90/common/column_blocks.h"
 #include "backends/cuda/sm90/tile_config.h"
 #include "flashmask/attention.h"
+#include "flashmask/builders.h"
 
 namespace flashmask::test {
 namespace {
@@ -186,6 +187,47 @@ TEST_P(HeadDims, StridesThatTmaCannotTakeAreRefusedByNameWhereThereIsTma) {
   expect_tma_refuses(expanded, "q is expanded (stride 0) in dimension 2; make it contiguous");
   far.v.stride[1] = int64_t{1} << 40;
   expect_tma_refuses(far, "v has stride 1099511627776 in dimension 1; it must be below 2^39");
+}
+
+/// True if the backward of a call of ungrouped heads has two CTAs share the rows of each key tile.
+bool shares_rows(const Dims& dims, int64_t heads, int64_t seqlen_q, int64_t seqlen_k, const Options& options = {},
+                 bool is_causal = true) {
+  BackwardArgs args;
+  if (is_causal) args.mask = masks::causal(seqlen_q, seqlen_k);
+  args.q = args.dq = tensor({1, seqlen_q, heads, dims.first}, DataType::kBFloat16);
+  args.k = args.dk = tensor({1, seqlen_k, heads, dims.first}, DataType::kBFloat16);
+  args.v = args.dv = tensor({1, seqlen_k, heads, dims.second}, DataType::kBFloat16);
+  args.out = args.dout = tensor({1, seqlen_q, heads, dims.second}, DataType::kBFloat16);
+  args.lse = tensor({1, heads, seqlen_q}, DataType::kFloat32);
+  Options of_hopper = options;
+  of_hopper.kernels = "sm90";
+  return explain(args, of_hopper, GpuModel{}).instance.ends_with(".shared");
+}
+
+/// In fast mode and plain calls alone, on a GPU of 132 multiprocessors.
+TEST_P(HeadDims, FewKeyTilesWithManyRowsAreSharedByTwoCtas) {
+  if (!is_hopper()) GTEST_SKIP() << "kernels for mma.sync share none";
+  for (const Dims& dims : {Dims{64, 64}, Dims{128, 128}, Dims{40, 64}, Dims{112, 112}}) {
+    EXPECT_TRUE(shares_rows(dims, 8, 2048, 2048));
+    EXPECT_TRUE(shares_rows(dims, 1, 1024, 100));
+    EXPECT_TRUE(shares_rows(dims, 8, 2048, 2048, {.max_ctas = 2}));
+    EXPECT_FALSE(shares_rows(dims, 8, 2048, 2048, {.max_ctas = 1}));
+    EXPECT_FALSE(shares_rows(dims, 8, 2048, 2048, {.deterministic = true}));
+    EXPECT_FALSE(shares_rows(dims, 8, 2048, 2048, {.features = {.softcap = 20}}));
+    EXPECT_FALSE(shares_rows(dims, 4, 1023, 2048));
+  }
+  for (const Dims& dims : {Dims{96, 96}, Dims{192, 128}, Dims{192, 192}, Dims{256, 256}})
+    EXPECT_FALSE(shares_rows(dims, 8, 2048, 2048));
+}
+
+/// More than 66 key tiles take two rounds of clusters, which only uneven ones repay: those of a causal mask.
+TEST_P(HeadDims, KeyTilesOfTwoRoundsAreSharedUnderTheDiagonal) {
+  if (!is_hopper()) GTEST_SKIP() << "kernels for mma.sync share none";
+  const Dims dims{128, 128};
+  EXPECT_TRUE(shares_rows(dims, 132, 2048, 128) && !shares_rows(dims, 133, 2048, 128));
+  EXPECT_TRUE(shares_rows(dims, 66, 2047, 128) && !shares_rows(dims, 67, 2047, 128));
+  const auto shares_all_rows = [&](int64_t heads) { return shares_rows(dims, heads, 2048, 128, {}, false); };
+  EXPECT_TRUE(shares_all_rows(66) && !shares_all_rows(67));
 }
 
 // --- How columns lie in blocks -----------------------------------------------------------------------

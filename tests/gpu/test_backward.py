@@ -16,6 +16,7 @@ from cases import (
     check_gradients,
     gradient_inputs,
     same_bits,
+    shares_rows,
 )
 from harness import kernels, oracle
 from harness.calls import Backward, CallError, Forward, Plan, explained
@@ -24,6 +25,7 @@ from ingredients import (
     assert_neither_waits_nor_allocates,
     dims,
     document_bounds,
+    ints,
     random_lengths,
     two_intervals,
     types,
@@ -388,6 +390,52 @@ def test_pairs_of_ctas(dtype, kind, seqlen_q, seqlen_k, dim):
         check_gradients(case, forward, dout, dlse, pairs)
 
 
+def few_rows_bounds(seqlen_q, seqlen_k):
+    """LTS and UTE under which a key tile sees no rows, some of one tile of 64 or 128 rows, of either parity, of two
+    tiles, or all rows."""
+    seen = [(0, 0), (300, 301), (0, 64), (64, 128), (128, 256), (0, 128), (192, 320), (0, seqlen_q)]
+    vectors = [[end, begin] for begin, end in (seen[key // 128 % len(seen)] for key in range(seqlen_k))]
+    return ints(vectors)[None, None].contiguous()
+
+
+@pytest.mark.cuda
+@types
+@pytest.mark.parametrize("kind", ["full", "causal", "window", "documents", "few rows"])
+@pytest.mark.parametrize(
+    "batch, heads, seqlen_q, seqlen_k", [(1, 4, 2048, 2048), (2, 3, 1500, 1300), (1, 3, 1024, 129), (1, 3, 4100, 3900)]
+)
+@pytest.mark.parametrize("dim", [40, 64, 112, 128])
+def test_two_ctas_share_rows(dtype, kind, batch, heads, seqlen_q, seqlen_k, dim):
+    """Two CTAs have half of the row tiles each, in fast mode, of few key tiles with many rows, unless there may be one
+    CTA alone: dk and dv have the same bits in every run and with any other number."""
+    more = {
+        "full": {},
+        "causal": {"causal": True},
+        "window": {"causal": True, "window": (150, -1)},
+        "documents": {"causal": True, "bounds": document_bounds(random_lengths(seqlen_k, 4)).clamp(max=seqlen_q)},
+        "few rows": {"bounds": few_rows_bounds(seqlen_q, seqlen_k)},
+    }[kind]
+    case = Case(seqlen_q, seqlen_k, batch=batch, heads=heads, heads_kv=heads, dim=dim, dtype=dtype, **more)
+    check_backward(case)
+    plan = Plan(case.mask())
+    forward = call(case, case.mask(), plan=plan).run()
+    dout, dlse = gradient_inputs(case)
+    ours = call_backward(case, forward, dout, dlse, plan=plan).run()
+    key_tiles = batch * heads * -(-seqlen_k // 128)
+    multiprocessors = torch.cuda.get_device_properties(DEVICE).multi_processor_count
+    is_shared = key_tiles <= multiprocessors / 2 or (key_tiles <= multiprocessors and kind in ("causal", "documents"))
+    assert shares_rows(ours) == (is_shared and explained(ours, True)["arch"] == "sm90")
+    for max_ctas in (2, 3, 7, 0):
+        fewer = call_backward(case, forward, dout, dlse, plan=plan, max_ctas=max_ctas)
+        for _ in range(3):
+            fewer.poison().run()
+            assert_same_gradients(ours, fewer, f"with at most {max_ctas} CTAs", case, ("dk", "dv"))
+        check_gradients(case, forward, dout, dlse, fewer)
+    alone = call_backward(case, forward, dout, dlse, plan=plan, max_ctas=1).run()
+    assert not shares_rows(alone)
+    check_gradients(case, forward, dout, dlse, alone)
+
+
 @pytest.mark.cuda
 @dims
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -417,16 +465,18 @@ def test_side_streams(dim, deterministic):
 @pytest.mark.cuda
 @dims
 @pytest.mark.parametrize("own_plan", [False, True])
-def test_graph_capture(dim, own_plan):
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_graph_capture(dim, own_plan, deterministic):
     """A replayed graph of planner, forward and backward follows the bounds and inputs that are then in the tensors."""
     case = Case(
-        1500, 1500, batch=2, heads=4, heads_kv=4, dim=dim, causal=True, bounds=document_bounds(random_lengths(1500, 5))
+        1500, 1500, batch=2, heads=2, heads_kv=2, dim=dim, causal=True, bounds=document_bounds(random_lengths(1500, 5))
     )
     mask = case.mask()
     plan = None if own_plan else Plan(mask, build=False)
     forward = call(case, mask, plan=plan)
     dout, dlse = gradient_inputs(case)
-    captured = call_backward(case, forward, dout, dlse, plan=plan, deterministic=True)
+    captured = call_backward(case, forward, dout, dlse, plan=plan, deterministic=deterministic)
+    ordered = ("dq", "dk", "dv") if deterministic else ("dk", "dv")
 
     def work():
         if plan is not None:
@@ -449,8 +499,8 @@ def test_graph_capture(dim, own_plan):
         captured.poison()
         graph.replay()
         torch.cuda.synchronize()
-        expected = call_backward(case, call(case, case.mask()).run(), dout, dlse, deterministic=True).run()
-        assert_same_gradients(expected, captured, f"replay {seed}", case)
+        expected = call_backward(case, call(case, case.mask()).run(), dout, dlse, deterministic=deterministic).run()
+        assert_same_gradients(expected, captured, f"replay {seed}", case, ordered)
 
 
 @pytest.mark.cuda
