@@ -226,9 +226,7 @@ def small(topics):
         if found:
             lines += [f"{found['small']['calls']:,} calls of {what}, microseconds a call:", ""]
             lines += [*small_table(found["small"]["cells"]), ""]
-    sizes = next((figures_of(topics, name)["small"] for name in ("small", "small-bwd") if name in topics), None)
-    head = f"Batch {sizes['batch']}, {sizes['heads']} heads, {sizes['seqlen']} tokens." if sizes else ""
-    return section("Small problems", "scripts/gpu-check small [--op bwd]", head, "", *lines[:-1]) if lines else []
+    return section("Small problems", "scripts/gpu-check small [--op bwd]", "Batch 1.", "", *lines[:-1]) if lines else []
 
 
 def small_table(cells):
@@ -242,10 +240,15 @@ def small_table(cells):
     }
     used = [name for name in names if any(name in cell["us"] for cell in cells)]
     rows = [
-        [cell["mask"], cell["head_dim"], *(f"{cell['us'][name]:.0f}" if name in cell["us"] else "" for name in used)]
+        [
+            cell["mask"],
+            f"{cell['heads']} of {cell['seqlen']:,}",
+            cell["head_dim"],
+            *(f"{cell['us'][name]:.0f}" if name in cell["us"] else "" for name in used),
+        ]
         for cell in cells
     ]
-    return markdown_table(["mask", "d", *(names[name] for name in used)], rows)
+    return markdown_table(["mask", "heads of tokens", "d", *(names[name] for name in used)], rows)
 
 
 def host_time(topics):

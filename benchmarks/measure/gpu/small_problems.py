@@ -24,8 +24,9 @@ from benchmarks.masks import paper_masks
 from benchmarks.masks.flex_masks import flex_mask
 from benchmarks.measure.gpu.forward_cell import FlexPeer, device_mask, to_device
 
-BATCH, HEADS, SEQLEN, CALLS = 1, 8, 2048, 1000
+BATCH, CALLS = 1, 1000
 MASKS, HEAD_DIMS = ("causal", "causal_document"), (128, 64)
+SHAPES = {"fwd": [(8, 2048)], "bwd": [(8, 2048), (2, 4096)]}  # heads and tokens
 # {mask: (peer, the most that our time over its may be)}
 BARS = {"fwd": {"causal": ("cudnn", 1.0), "causal_document": ("flex", 0.7)}, "bwd": {"causal": ("cudnn", 1.0)}}
 
@@ -49,17 +50,17 @@ def sdpa(q, k, v):
     return call
 
 
-def contenders_of(mask_name, head_dim):
+def contenders_of(mask_name, head_dim, heads, seqlen):
     """{name: (call, context around the timed calls)}"""
     torch.manual_seed(head_dim)
-    q, k, v = (torch.randn((BATCH, SEQLEN, HEADS, head_dim), dtype=torch.bfloat16, device="cuda") for _ in range(3))
-    mask = device_mask(*paper_masks.paper_mask(mask_name, SEQLEN), SEQLEN)
+    q, k, v = (torch.randn((BATCH, seqlen, heads, head_dim), dtype=torch.bfloat16, device="cuda") for _ in range(3))
+    mask = device_mask(*paper_masks.paper_mask(mask_name, seqlen), seqlen)
     ours = Forward(q, k, v, mask, plan=Plan(mask)).run()
     first = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
     found = {"ours": (ours.launch, contextlib.nullcontext)}
     if mask_name == "causal":
         found["cudnn"] = (sdpa(*first), lambda: sdpa_kernel(SDPBackend.CUDNN_ATTENTION))
-    found["flex"] = (FlexPeer(*first, flex_mask(mask_name, SEQLEN, to_device)), contextlib.nullcontext)
+    found["flex"] = (FlexPeer(*first, flex_mask(mask_name, seqlen, to_device)), contextlib.nullcontext)
     return found
 
 
@@ -108,22 +109,23 @@ def empty_call(inputs):
 
 def torch_call(mask_name, inputs):
     """The PyTorch package's forward, if its operators are there; else None."""
+    seqlen = inputs[0].shape[1]
     if not has_library("FLASHMASK_TORCH_LIBRARY", "libflashmask_torch.so"):
         return None
     import flashmask
 
-    bounds, causal = paper_masks.paper_mask(mask_name, SEQLEN)
-    mask = flashmask.Mask(SEQLEN, SEQLEN, bounds=None if bounds is None else to_device(bounds), causal=causal)
+    bounds, causal = paper_masks.paper_mask(mask_name, seqlen)
+    mask = flashmask.Mask(seqlen, seqlen, bounds=None if bounds is None else to_device(bounds), causal=causal)
     return lambda: flashmask.flashmask_attention(*inputs, mask)
 
 
-def both_contenders_of(mask_name, head_dim):
+def both_contenders_of(mask_name, head_dim, heads, seqlen):
     """Contenders of forward and backward together, as contenders_of returns them."""
     torch.manual_seed(head_dim)
     q, k, v, dout = (
-        torch.randn((BATCH, SEQLEN, HEADS, head_dim), dtype=torch.bfloat16, device="cuda") for _ in range(4)
+        torch.randn((BATCH, seqlen, heads, head_dim), dtype=torch.bfloat16, device="cuda") for _ in range(4)
     )
-    mask = device_mask(*paper_masks.paper_mask(mask_name, SEQLEN), SEQLEN)
+    mask = device_mask(*paper_masks.paper_mask(mask_name, seqlen), seqlen)
     plan = Plan(mask)
     forward = Forward(q, k, v, mask, plan=plan).run()
     backward = Backward(forward, dout, plan=plan).run()
@@ -144,7 +146,7 @@ def both_contenders_of(mask_name, head_dim):
             with_gradients(sdpa(*first), first, of_first),
             lambda: sdpa_kernel(SDPBackend.CUDNN_ATTENTION),
         )
-    found["flex"] = (with_gradients(FlexPeer(*first, flex_mask(mask_name, SEQLEN, to_device)), first, of_first), plain)
+    found["flex"] = (with_gradients(FlexPeer(*first, flex_mask(mask_name, seqlen, to_device)), first, of_first), plain)
     return found
 
 
@@ -160,40 +162,46 @@ def measured(contenders, rounds):
     return samples
 
 
-def figures_of(mask, head_dim, samples):
+def figures_of(cell, samples):
     return {
-        "mask": mask,
-        "head_dim": head_dim,
+        **cell,
         "us": {n: middle(s) * 1e3 for n, s in samples.items()},
         "us_spread": {n: [x * 1e3 for x in spread(s)] for n, s in samples.items()},
         "ours_over": {n: ratio(samples["ours"], s) for n, s in samples.items() if n != "ours"},
     }
 
 
+def cells_of(op):
+    """Names of a cell's members to their values."""
+    return [
+        {"mask": mask, "head_dim": head_dim, "heads": heads, "seqlen": seqlen}
+        for heads, seqlen in SHAPES[op]
+        for mask in MASKS
+        for head_dim in HEAD_DIMS
+    ]
+
+
 def kernel_hashes(arguments):
     ops = ("fwd", "bwd") if arguments.op == "bwd" else ("fwd",)
     return arguments.kernels.of_all(
-        [case_of(op, d, SEQLEN, BATCH, HEADS, mask=mask) for op in ops for d in HEAD_DIMS for mask in MASKS]
+        [
+            case_of(op, c["head_dim"], c["seqlen"], BATCH, c["heads"], mask=c["mask"])
+            for op in ops
+            for c in cells_of(arguments.op)
+        ]
     )
 
 
 def run(arguments, receipt, save, progress_type):
-    cells = [(mask, head_dim) for mask in MASKS for head_dim in HEAD_DIMS]
+    cells = cells_of(arguments.op)
     progress, figures = progress_type([1] * len(cells)), []
     both = arguments.op == "bwd"
     with torch.set_grad_enabled(both):
-        for mask, head_dim in cells:
-            contenders = (both_contenders_of if both else contenders_of)(mask, head_dim)
-            figures.append(figures_of(mask, head_dim, measured(contenders, arguments.rounds)))
-            progress.step(1, f"{mask} d={head_dim}")
-    receipt["figures"]["small"] = {
-        "batch": BATCH,
-        "heads": HEADS,
-        "seqlen": SEQLEN,
-        "calls": CALLS,
-        "op": arguments.op,
-        "cells": figures,
-    }
+        for cell in cells:
+            contenders = (both_contenders_of if both else contenders_of)(*cell.values())
+            figures.append(figures_of(cell, measured(contenders, arguments.rounds)))
+            progress.step(1, f"{cell['mask']} d={cell['head_dim']}, {cell['heads']} x {cell['seqlen']}")
+    receipt["figures"]["small"] = {"batch": BATCH, "calls": CALLS, "op": arguments.op, "cells": figures}
     save()
     return report(figures, BARS[arguments.op])
 
