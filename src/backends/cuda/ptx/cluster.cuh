@@ -45,11 +45,13 @@ __device__ __forceinline__ void wait_cluster(uint64_t& barrier, uint32_t parity)
         : "memory");
   } while (!complete);
 }
-/// PTX ISA, "st.shared::cluster": stores a word in another CTA's shared memory.
-__device__ __forceinline__ void store_remote(uint32_t address, uint32_t value) {
-  asm volatile("st.relaxed.cluster.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+/// PTX ISA, "st.async": stores a word in another CTA's shared memory; its bytes count towards its `barrier`.
+__device__ __forceinline__ void store_remote(uint32_t address, uint32_t value, uint32_t barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(address),
+               "r"(value), "r"(barrier)
+               : "memory");
 }
-/// PTX ISA, "st.async": stores four floats in another CTA's shared memory; their bytes count towards its `barrier`.
+/// As store_remote, of four floats.
 __device__ __forceinline__ void store_four_remote(uint32_t address, const float* four, uint32_t barrier) {
   asm volatile(
       "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),

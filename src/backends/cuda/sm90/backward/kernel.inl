@@ -62,7 +62,8 @@
 //                the other CTA's dS
 //   ds_empty     each consumer warp of the other CTA 1   consumers            dS sent and read, its places may be
 //                                                                             overwritten in both CTAs
-//   claim_full   the first CTA's producer 1              second's producer    claim there
+//   claim_full   the second CTA's producer 1, and the    second's producer    claim there
+//                bytes of claim
 //   claim_empty  the second CTA's producer 1             first's producer     claim may be overwritten
 //   kv_empty     each consumer warp 1                    producer             K and V may be overwritten: dk and dv
 //                                                                             have left through them

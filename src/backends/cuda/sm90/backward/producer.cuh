@@ -58,13 +58,14 @@ class Producer {
     uint32_t n = 0;
     if (ptx::is_leader()) {
       n = atomicAdd(p_.schedule.next, 1u);
-      ptx::store_remote(ptx::shared_address_in(&pair.claim, kSecond), n);
-      ptx::arrive_remote(ptx::shared_address_in(&pair.claim_full, kSecond));
+      ptx::store_remote(ptx::shared_address_in(&pair.claim, kSecond), n,
+                        ptx::shared_address_in(&pair.claim_full, kSecond));
     }
     return __shfl_sync(0xffffffff, n, 0);
   }
   __device__ __forceinline__ uint32_t receive_claim() {
     auto& pair = shared_.pair;
+    if (ptx::is_leader()) ptx::arrive_expect(pair.claim_full, sizeof(pair.claim));
     ptx::wait_cluster(pair.claim_full, claim_phase_);
     claim_phase_ ^= 1;
     const uint32_t n = __shfl_sync(0xffffffff, *static_cast<volatile uint32_t*>(&pair.claim), 0);
