@@ -25,8 +25,8 @@ namespace {
 
 /// Four row tiles of 64 rows, two of 128, the last one short; three key tiles, the last one short.
 constexpr int64_t kSeqlenQ = 200, kSeqlenK = 333;
-/// Query heads of a key head.
-constexpr int64_t kGroup = 2;
+/// So many rows that kernels which can have two CTAs share those of a key tile.
+constexpr int64_t kManyRows = 1100;
 /// Key heads that differ.
 constexpr int64_t kPatterns = 2;
 /// Scores have this standard deviation.
@@ -57,15 +57,25 @@ struct Case {
   MaskKind kind;
   const char* mask_name;
   int64_t heads_kv;
+  int64_t group = 2;  ///< query heads of a key head
+  int64_t seqlen_q = kSeqlenQ;
 
-  int64_t heads() const { return kGroup * heads_kv; }
+  int64_t heads() const { return group * heads_kv; }
+  int64_t head_patterns() const { return group * kPatterns; }
   int64_t dim() const { return instance.head_dim; }
   int64_t dim_v() const { return instance.head_dim_v; }
   double scale() const { return kSharpness / std::sqrt(static_cast<double>(dim())); }
 };
 
 std::string describe(const Case& c, const char* mode) {
-  return describe(c.instance, c.mask_name, 1, c.heads(), c.heads_kv, kSeqlenQ, kSeqlenK, mode);
+  return describe(c.instance, c.mask_name, 1, c.heads(), c.heads_kv, c.seqlen_q, kSeqlenK, mode);
+}
+
+/// True if the instance has a kernel whose CTAs share rows.
+bool may_share_rows(const Instance& instance) {
+  return std::ranges::any_of(kernels(), [&](const KernelInfo& kernel) {
+    return kernel.id.ends_with(".shared") && kernel.dtype == instance.dtype && kernel.head_dim == instance.head_dim;
+  });
 }
 
 std::vector<Case> all_cases(int multiprocessors, bool quick) {
@@ -76,6 +86,8 @@ std::vector<Case> all_cases(int multiprocessors, bool quick) {
       const auto& [kind, name] = kMasks[n];
       cases.push_back({instance, kind, name, kind == MaskKind::kDocuments ? many : kPatterns});
     }
+    if (runs_hopper_kernels() && may_share_rows(instance))
+      cases.push_back({instance, MaskKind::kTwoIntervals, "two intervals", kPatterns, 1, kManyRows});
   }
   for (const Instance& padded : padded_instances()) {
     for (const MaskKind kind : {MaskKind::kTwoIntervals, MaskKind::kDocuments}) {
@@ -90,10 +102,10 @@ std::vector<Case> all_cases(int multiprocessors, bool quick) {
 // --- Masks -------------------------------------------------------------------------------------------
 
 /// Differs by key tile: one interval for all keys; two for each key; exactly one granule's rows.
-Column two_intervals(Random& random, int64_t j) {
+Column two_intervals(Random& random, int64_t j, int64_t seqlen_q) {
   if (j < 128) return {40, 150, 0, 0};
-  if (j >= 256) return {64, 128, 190, kSeqlenQ};
-  const int64_t first = random.integer(0, kSeqlenQ), second = random.integer(0, kSeqlenQ);
+  if (j >= 256) return {64, 128, 190, seqlen_q};
+  const int64_t first = random.integer(0, seqlen_q), second = random.integer(0, seqlen_q);
   return {first, first + random.integer(0, 60), second, second + random.integer(0, 60)};
 }
 
@@ -104,8 +116,8 @@ Column empty_rows_and_columns(int64_t j) {
 }
 
 /// The last pattern of key heads sees nothing.
-Column per_head(Random& random, int64_t head) {
-  if (head / kGroup % kPatterns == kPatterns - 1) return {0, kSeqlenQ, 0, 0};
+Column per_head(Random& random, int64_t kv_head) {
+  if (kv_head % kPatterns == kPatterns - 1) return {0, kSeqlenQ, 0, 0};
   const auto any = [&] { return random.integer(-2, kSeqlenQ + 2); };
   return {any(), any(), any(), any()};
 }
@@ -119,15 +131,15 @@ void add_columns(const Case& c, int64_t head, MaskParts& parts) {
       parts.lts.push_back(static_cast<int32_t>(document_end(document_length(head), j, kSeqlenQ, kSeqlenK)));
       continue;
     }
-    const Column column = c.kind == MaskKind::kTwoIntervals ? two_intervals(random, j)
-                          : c.kind == MaskKind::kPerHead    ? per_head(random, head)
+    const Column column = c.kind == MaskKind::kTwoIntervals ? two_intervals(random, j, c.seqlen_q)
+                          : c.kind == MaskKind::kPerHead    ? per_head(random, head / c.group)
                                                             : empty_rows_and_columns(j);
     add_column(column, parts);
   }
 }
 
 MaskParts make_parts(const Case& c) {
-  MaskParts parts{.seqlen_q = kSeqlenQ, .seqlen_k = kSeqlenK};
+  MaskParts parts{.seqlen_q = c.seqlen_q, .seqlen_k = kSeqlenK};
   if (c.kind == MaskKind::kWindow) parts.band = Band::window(kSeqlenK / 3, 0);
   if (c.kind == MaskKind::kDocuments) parts.band = Band::causal();
   if (c.kind == MaskKind::kFull || c.kind == MaskKind::kWindow) return parts;
@@ -161,8 +173,8 @@ struct Repeated {
 };
 
 Repeated random_rows(const Case& c, int64_t dim, Random& random) {
-  constexpr int64_t kHeads = kGroup * kPatterns;
-  return {kHeads, kSeqlenQ, dim, Numbers(random, c.instance.dtype, kHeads * kSeqlenQ * dim)};
+  const int64_t heads = c.head_patterns();
+  return {heads, c.seqlen_q, dim, Numbers(random, c.instance.dtype, heads * c.seqlen_q * dim)};
 }
 Repeated random_keys(const Case& c, int64_t dim, Random& random) {
   return {kPatterns, kSeqlenK, dim, Numbers(random, c.instance.dtype, kPatterns * kSeqlenK * dim)};
@@ -177,7 +189,7 @@ struct Sum {
   }
 };
 
-/// The gradients of the heads that differ: dq [patterns of query heads, kSeqlenQ, dim], dk [kPatterns, kSeqlenK, dim]
+/// The gradients of the heads that differ: dq [head_patterns(), seqlen_q, dim], dk [kPatterns, kSeqlenK, dim]
 /// and dv [kPatterns, kSeqlenK, dim_v].
 struct Expected {
   std::vector<Sum> dq, dk, dv;
@@ -194,12 +206,12 @@ class Problem {
         k(random_keys(of, of.dim(), random)),
         v(random_keys(of, of.dim_v(), random)) {
     const auto dim = static_cast<std::size_t>(c.dim()), dim_v = static_cast<std::size_t>(c.dim_v());
-    expected.dq.resize(kGroup * kPatterns * kSeqlenQ * dim);
+    expected.dq.resize(c.head_patterns() * c.seqlen_q * dim);
     expected.dk.resize(kPatterns * kSeqlenK * dim);
     expected.dv.resize(kPatterns * kSeqlenK * dim_v);
-    out = {kGroup * kPatterns, kSeqlenQ, c.dim_v(), {}};
-    for (int64_t head = 0; head < kGroup * kPatterns; ++head) {
-      for (int64_t i = 0; i < kSeqlenQ; ++i) run_row(random, head, i);
+    out = {c.head_patterns(), c.seqlen_q, c.dim_v(), {}};
+    for (int64_t head = 0; head < c.head_patterns(); ++head) {
+      for (int64_t i = 0; i < c.seqlen_q; ++i) run_row(random, head, i);
     }
   }
 
@@ -221,11 +233,11 @@ class Problem {
     // Scores are far from where exp overflows, so there is no maximum to take off.
     for (int64_t j = 0; j < kSeqlenK; ++j) {
       if (!visible(head, i, j)) continue;
-      sum += p[j] = std::exp(dot(q.row(head, i), k.row(head / kGroup, j), c.dim()) * c.scale());
+      sum += p[j] = std::exp(dot(q.row(head, i), k.row(head / c.group, j), c.dim()) * c.scale());
     }
     for (int64_t j = 0; j < kSeqlenK; ++j) {
       if (sum > 0) p[j] /= sum;
-      for (int64_t d = 0; d < c.dim_v(); ++d) row[d] += p[j] * v.row(head / kGroup, j)[d];
+      for (int64_t d = 0; d < c.dim_v(); ++d) row[d] += p[j] * v.row(head / c.group, j)[d];
     }
     for (const double x : row) out.numbers.add(c.instance.dtype, x);
     lse.push_back(static_cast<float>(std::log(sum)));
@@ -234,12 +246,12 @@ class Problem {
   }
 
   void add_gradients(int64_t head, int64_t i, const std::vector<double>& p) {
-    const int64_t kv = head / kGroup, dim = c.dim(), dim_v = c.dim_v();
+    const int64_t kv = head / c.group, dim = c.dim(), dim_v = c.dim_v();
     const double *go = dout.row(head, i), delta = dot(go, out.row(head, i), dim_v) - dlse.back();
     for (int64_t j = 0; j < kSeqlenK; ++j) {
       if (!visible(head, i, j)) continue;
       const double ds = p[j] * (dot(go, v.row(kv, j), dim_v) - delta) * c.scale();
-      const int64_t key = kv * kSeqlenK + j, of_row = (head * kSeqlenQ + i) * dim, of_key = key * dim;
+      const int64_t key = kv * kSeqlenK + j, of_row = (head * c.seqlen_q + i) * dim, of_key = key * dim;
       for (int64_t d = 0; d < dim; ++d) {
         expected.dq[of_row + d].add(ds * k.row(kv, j)[d]);
         expected.dk[of_key + d].add(ds * q.row(head, i)[d]);
@@ -292,18 +304,18 @@ class DeviceRun {
  private:
   std::vector<float> repeated(const std::vector<float>& patterns) const {
     std::vector<float> all;
-    for (int64_t head = 0; head < c_.heads(); head += kGroup * kPatterns)
+    for (int64_t head = 0; head < c_.heads(); head += c_.head_patterns())
       all.insert(all.end(), patterns.begin(), patterns.end());
     return all;
   }
   TensorView of_rows(const DeviceBytes& bytes, int64_t dim) const {
-    return on_device_with_columns_beyond(bytes, c_.instance.dtype, {1, kSeqlenQ, c_.heads(), dim});
+    return on_device_with_columns_beyond(bytes, c_.instance.dtype, {1, c_.seqlen_q, c_.heads(), dim});
   }
   TensorView of_keys(const DeviceBytes& bytes, int64_t dim) const {
     return on_device_with_columns_beyond(bytes, c_.instance.dtype, {1, kSeqlenK, c_.heads_kv, dim});
   }
   TensorView row_vector(const DeviceBytes& bytes) const {
-    return on_device(bytes, DataType::kFloat32, {1, c_.heads(), kSeqlenQ});
+    return on_device(bytes, DataType::kFloat32, {1, c_.heads(), c_.seqlen_q});
   }
 
   BackwardArgs make_args(Mode mode) {
@@ -314,7 +326,7 @@ class DeviceRun {
     args.lse = row_vector(lse_), args.dlse = row_vector(dlse_);
     args.dq = of_rows(dq_, dim), args.dk = of_keys(dk_, dim), args.dv = of_keys(dv_, dim_v);
     if (mode == Mode::kDense) {
-      args.dense_mask = on_device(dense_, DataType::kUInt8, {1, mask_heads_, kSeqlenQ, kSeqlenK});
+      args.dense_mask = on_device(dense_, DataType::kUInt8, {1, mask_heads_, c_.seqlen_q, kSeqlenK});
     } else {
       args.mask = mask_;
     }
@@ -351,7 +363,7 @@ Difference compare(const char* name, const Case& c, const std::vector<std::byte>
 
 bool judge(const Problem& problem, const Results& results) {
   const Case& c = problem.c;
-  const Difference dq = compare("dq", c, results.dq, kSeqlenQ, c.heads(), kGroup * kPatterns, problem.expected.dq);
+  const Difference dq = compare("dq", c, results.dq, c.seqlen_q, c.heads(), c.head_patterns(), problem.expected.dq);
   const Difference dk = compare("dk", c, results.dk, kSeqlenK, c.heads_kv, kPatterns, problem.expected.dk);
   const Difference dv = compare("dv", c, results.dv, kSeqlenK, c.heads_kv, kPatterns, problem.expected.dv);
   const std::string& wrong = !dq.wrong.empty() ? dq.wrong : !dk.wrong.empty() ? dk.wrong : dv.wrong;
