@@ -172,7 +172,7 @@ def figures_of(cell, samples):
 
 
 def cells_of(op):
-    """Names of a cell's members to their values."""
+    """[{member of a cell: its value}]"""
     return [
         {"mask": mask, "head_dim": head_dim, "heads": heads, "seqlen": seqlen}
         for heads, seqlen in SHAPES[op]
