@@ -224,9 +224,10 @@ def small(topics):
     for name, what in (("small", "forward"), ("small-bwd", "forward and backward")):
         found = figures_of(topics, name)
         if found:
-            lines += [f"{found['small']['calls']:,} calls of {what}, microseconds a call:", ""]
-            lines += [*small_table(found["small"]["cells"]), ""]
-    return section("Small problems", "scripts/gpu-check small [--op bwd]", "Batch 1.", "", *lines[:-1]) if lines else []
+            sizes = found["small"]
+            lines += [f"{sizes['calls']:,} calls of {what}, batch {sizes['batch']}, microseconds a call:", ""]
+            lines += [*small_table(sizes["cells"]), ""]
+    return section("Small problems", "scripts/gpu-check small [--op bwd]", *lines[:-1]) if lines else []
 
 
 def small_table(cells):
