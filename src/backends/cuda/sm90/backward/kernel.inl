@@ -73,11 +73,12 @@
 // There, a tile of kNothing takes part in ds_full and ds_empty, and its work tile in kv_empty. A CTA releases the other
 // one's dS only after that one's threads have all waited for ds_empty: a phase too early would look like one too late.
 //
-// A kernel whose CTAs share rows has claim_full and claim_empty, too, no kStaging, and at the end of each work tile:
+// A kernel whose CTAs share rows has claim_full and claim_empty, too, and at the end of each work tile:
 //
 // clang-format off
 //   barrier      arrivals in a phase                     waiting              what its phase says
-//   part_empty   each consumer warp of the other CTA 1   the consumer that    the other CTA's dS and staging tiles may
+//   kStaging..   128 threads of the other warpgroup      a warpgroup's 128    its dq has left dS and the staging tiles
+//   part_empty   a thread of the other CTA 1             the consumer that    the other CTA's dS and staging tiles may
 //                                                        sends its part       be overwritten
 //   part_full    a thread 1, and the bytes of a part     the consumer that    the other CTA's part is there
 //                                                        adds it

@@ -62,7 +62,7 @@ __device__ __forceinline__ void init_barriers(SharedStorage<Traits>& shared) {
     ptx::barrier_init(shared.pair.claim_full, 1);
     ptx::barrier_init(shared.pair.claim_empty, 1);
     ptx::barrier_init(shared.pair.part_full, 1);
-    ptx::barrier_init(shared.pair.part_empty, Traits::kConsumerWarps);
+    ptx::barrier_init(shared.pair.part_empty, 1);
   }
   if constexpr (kHalves<Traits>) {
     ptx::barrier_init(shared.halves.ds_empty, Traits::kConsumerWarps);

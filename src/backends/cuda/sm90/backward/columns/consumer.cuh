@@ -101,7 +101,7 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
     const uint32_t phase = advance_phase(kExchange);
     const bool adds = warpgroup_ == ptx::uniform(ptx::cluster_rank());
     staging_.wait(dq_phase());
-    parts.release();
+    this->template sync_consumers<kStagingBarrier>();
     if (adds) {
       parts.add(dk, dv, phase);
     } else {

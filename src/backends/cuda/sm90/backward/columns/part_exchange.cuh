@@ -30,12 +30,6 @@ class PartExchange {
         offset_(kOffset + static_cast<uint32_t>((warp * kSlabFloats + 4 * ptx::lane()) * sizeof(float))),
         is_first_warp_(warp == 0) {}
 
-  /// Lets the other CTA overwrite this one's dS and staging tiles, which the warp and its stores no longer read.
-  __device__ __forceinline__ void release() const {
-    __syncwarp();
-    if (ptx::is_leader()) ptx::arrive_remote(ptx::shared_address_in(&shared_.pair.part_empty, other_));
-  }
-
   /// Sends the warp's values of dk and dv.
   template <int kDkValues, int kDvValues>
   __device__ __forceinline__ void send(const float (&dk)[kDkValues], const float (&dv)[kDvValues],
@@ -48,10 +42,14 @@ class PartExchange {
     send(dv, to + kDkBytes, full);
   }
 
-  /// Adds the other CTA's values of dk and dv to the warp's own.
+  /// Asks for the other CTA's values of dk and dv, and adds them to the warp's own. No warp of this CTA reads its dS or
+  /// staging tiles any longer, nor do their stores.
   template <int kDkValues, int kDvValues>
   __device__ __forceinline__ void add(float (&dk)[kDkValues], float (&dv)[kDvValues], uint32_t phase) const {
-    if (is_first_warp_ && ptx::is_leader()) ptx::arrive_expect(shared_.pair.part_full, kPartBytes);
+    if (is_first_warp_ && ptx::is_leader()) {
+      ptx::arrive_expect(shared_.pair.part_full, kPartBytes);
+      ptx::arrive_remote(ptx::shared_address_in(&shared_.pair.part_empty, other_));
+    }
     delay<Role::kConsumer>();
     ptx::wait_cluster(shared_.pair.part_full, phase);
     const unsigned char* from = reinterpret_cast<const unsigned char*>(&shared_) + offset_;
