@@ -78,6 +78,16 @@ __device__ __forceinline__ void copy(const float* d, float (&to)[N]) {
   for (int i = 0; i < N; ++i) asm volatile("mov.b32 %0, %1;" : "=f"(to[i]) : "f"(d[i]));
 }
 
+/// Sums of integers whose bits are in `a` and `b`, in other registers, as a copy.
+template <int N>
+__device__ __forceinline__ void add_integers(const float (&a)[N], const float (&b)[N], float (&sums)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i)
+    asm volatile("{.reg .s32 a, b; mov.b32 a, %1; mov.b32 b, %2; add.s32 a, a, b; mov.b32 %0, a;}"
+                 : "=f"(sums[i])
+                 : "f"(a[i]), "f"(b[i]));
+}
+
 /// x = -inf if `visible` is 0: PTX ISA, "mov" under a predicate, in place. A selection by the compiler moves
 /// accumulators about.
 __device__ __forceinline__ void hide_unless(uint32_t visible, float& x) {

@@ -85,9 +85,8 @@ struct BackwardTile {
   /// Products of a tile that are as long or wide as head_dim, and as head_dim_v.
   static constexpr int kProductsOfQk = 3, kProductsOfV = 2;
   /// True if a kernel runs in clusters of two CTAs, a pair: each has one of a block's key tiles, and half of the
-  /// columns of the block's dq. Sums of integers would take a reduction for each value, and other kernels more
-  /// registers.
-  constexpr bool runs_in_pairs(DqSum sum, bool split) const { return pairs && sum == DqSum::kFloats && !split; }
+  /// columns of the block's dq. Other kernels would take more registers.
+  constexpr bool runs_in_pairs(DqSum sum, bool split) const { return pairs && sum != DqSum::kEither && !split; }
   constexpr int keys() const { return wide ? 64 : 64 * consumers; }
   /// Parts of a tile's dq that are added up for themselves.
   constexpr int dq_pieces() const { return wide && !dq_from_registers ? consumers : 1; }

@@ -68,15 +68,17 @@ __device__ __forceinline__ void clear_dq(const RowParams& p, const RowTilePlace&
   }
 }
 
-/// True if a query tile's sums begin as zeros and all of its `parts` are added: if consumers add them themselves, as in
-/// kernels that run in pairs, or if a single part makes dq in fp32, which the consumers would store in the tensors'
-/// type.
+/// True if the consumers of the kernel over tiles add dq to its sums themselves.
+template <typename Traits>
+__device__ __forceinline__ bool adds_from_registers(const RowParams& p) {
+  return Traits::kTile.dq_from_registers || (Traits::kPair && p.in_pairs);
+}
+
+/// True if a query tile's sums begin as zeros and all of its `parts` are added: if consumers add them themselves, or if
+/// a single part makes dq in fp32, which they would store in the tensors' type.
 template <typename Traits, typename Result>
 __device__ __forceinline__ bool begins_as_zeros(const RowParams& p, uint32_t parts) {
-  if constexpr (Traits::kTile.dq_from_registers) return parts != 0;
-  if constexpr (Traits::kPair) {
-    if (p.in_pairs) return parts != 0;
-  }
+  if (adds_from_registers<Traits>(p)) return parts != 0;
   return std::is_same_v<Result, float> && parts == Progress::kAlone;
 }
 /// A query tile's word of Progress before any of its `parts`.
@@ -233,10 +235,10 @@ struct FragmentPlace {
 /// A thread's four sums of a fragment of dq, number `index` of its tile's. Integers that consumers have added from
 /// registers lie one behind the other for each of the four.
 template <typename Traits>
-__device__ __forceinline__ float4 load_sums(const float* sums, bool fixed_point, int index) {
+__device__ __forceinline__ float4 load_sums(const RowParams& p, const float* sums, int index) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const float* fragment = sums + 128 * index;
-  if (Traits::kTile.dq_from_registers && fixed_point)
+  if (p.dq_sums.fixed_point && adds_from_registers<Traits>(p))
     return {fragment[lane], fragment[32 + lane], fragment[64 + lane], fragment[96 + lane]};
   return reinterpret_cast<const float4*>(fragment)[lane];
 }
@@ -256,7 +258,7 @@ __device__ __forceinline__ void convert_dq(const RowParams& p) {
 #pragma unroll
   for (int step = 0; step < kSteps; ++step)
     part[step] =
-        load_sums<Traits>(sums, dq.fixed_point, step * (kRowThreads / 32) + static_cast<int>(threadIdx.x) / 32);
+        load_sums<Traits>(p, sums, step * (kRowThreads / 32) + static_cast<int>(threadIdx.x) / 32);
   const auto write_to = [&](auto& tile) {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {

@@ -10,7 +10,8 @@ namespace flashmask::sm90::bwd {
 /// CTA sends its dS to the other, and computes half of dQ's columns over the keys of both: a block of 64 in the first
 /// consumer, the others in the second. Two CTAs on their own would add twice as much to dq's sums. The product with the
 /// other's dS is a tile's last, so that there is time for dS to arrive. dQ is added to its sums in the next tile, in
-/// three parts, each under other products. Where registers allow it, operands come from them as in RegisterHalf.
+/// three parts, each under other products. In deterministic mode both products become integers before they are added,
+/// as in two CTAs on their own. Where registers allow it, operands come from them as in RegisterHalf.
 ///
 /// The CTAs never wait for each other in a circle. In each tile a consumer waits until the other CTA has read this
 /// one's dS of two tiles before, then sends dS, and then waits for the other's. So a wait is for what the other CTA
@@ -32,9 +33,10 @@ class PairHalf : public WideHalf<PairHalf<Traits, kWarpgroup>, Traits, kWarpgrou
   /// The consumer's columns of dQ, and a thread's values of them.
   static constexpr int kDqColumns = kWarpgroup == 0 ? 64 : Traits::kQkDim / 2 - 64, kDqValues = kDqColumns / 2;
   using QueryGradients = cuda::Accumulators<64, kDqColumns>;
-  /// True if V, and the consumer's own rows of P and dS, are operands from registers.
+  static constexpr bool kSumsIntegers = Traits::kDqSum == DqSum::kIntegers;
+  /// True if V, and the consumer's own rows of P and dS, are operands from registers, and dP's steps that have V there.
   static constexpr bool kFromRegisters = Traits::kTile.dq_from_registers;
-  static constexpr int kValueSteps = Traits::kVDim / 16;
+  static constexpr int kValueSteps = kSumsIntegers ? 8 : Traits::kVDim / 16;
   using Values = std::conditional_t<kFromRegisters, typename Base::template ValueSteps<kValueSteps>, NoStorage>;
   /// The rows of P and dS that dV and dK take from shared memory, and the groups of dK's products.
   static constexpr uint32_t kSharedFrom = kFromRegisters ? kOtherRows : 0;
@@ -69,7 +71,19 @@ class PairHalf : public WideHalf<PairHalf<Traits, kWarpgroup>, Traits, kWarpgrou
     ptx::pin(dv);
     ptx::arrive_once(shared_.dout_empty[this->dout_ring().stage()]);
     if (!is_first) add<2, 4>(late);
-    issue_other_dq(dq);
+    if constexpr (kSumsIntegers) {
+      finish_integers(dq, dk, late);
+    } else {
+      finish_floats(dq, dk, late);
+    }
+    ring_.advance();
+    return this->next_tile();
+  }
+  __device__ __forceinline__ void add_late(const LateDq& late) const { add<0, 4>(late); }
+
+  /// Adds the product with the other CTA's dS to dQ, while dK's run, and keeps dQ for the next tile.
+  __device__ __forceinline__ void finish_floats(QueryGradients& dq, KeyGradients& dk, LateDq& late) const {
+    issue_other_dq<true>(dq);
     late.query_tile = ptx::from_leader(shared_.tile[ring_.stage()].query.index);
     ptx::wgmma_wait<1>();
     ptx::pin(dk);
@@ -78,10 +92,25 @@ class PairHalf : public WideHalf<PairHalf<Traits, kWarpgroup>, Traits, kWarpgrou
     release_other();
     ptx::pin(dq);
     ptx::copy(dq, late.values);
-    ring_.advance();
-    return this->next_tile();
   }
-  __device__ __forceinline__ void add_late(const LateDq& late) const { add<0, 4>(late); }
+  /// finish_floats in deterministic mode, with the integers of both products.
+  __device__ __forceinline__ void finish_integers(QueryGradients& dq, KeyGradients& dk, LateDq& late) const {
+    const uint32_t stage = ring_.stage();
+    ptx::wgmma_wait<kDkGroups>();
+    ptx::pin(dq);
+    QueryGradients other;
+    issue_other_dq<false>(other);
+    staging_.make_integers(dq, stage);
+    late.query_tile = ptx::from_leader(shared_.tile[stage].query.index);
+    ptx::wgmma_wait<1>();
+    ptx::pin(dk);
+    ptx::wgmma_wait<0>();
+    release_other();
+    ptx::pin(other);
+    staging_.make_integers(other, stage);
+    this->release_rows();
+    ptx::add_integers(dq, other, late.values);
+  }
 
   /// Computes P and dS of the consumer's rows, and puts them in shared memory. Adds half of the tile before's dQ, and
   /// issues dV's products that take P from registers.
@@ -134,11 +163,12 @@ class PairHalf : public WideHalf<PairHalf<Traits, kWarpgroup>, Traits, kWarpgrou
     delay<Role::kConsumer>();
     ptx::wait(shared_.pair.ds_full[ring_.stage()], ring_.phase());
   }
-  /// dQ += the other CTA's dS times its keys, once that dS is there.
+  /// dQ = the other CTA's dS times its keys, or with kAdds dQ +=, once that dS is there.
+  template <bool kAdds>
   __device__ __forceinline__ void issue_other_dq(QueryGradients& dq) const {
     const uint32_t stage = ring_.stage();
     wait_received();
-    this->template issue_dq<true>(dq, operand(offsetof(Shared, pair.ds), 16, stage, Traits::kScoreBytes),
+    this->template issue_dq<kAdds>(dq, operand(offsetof(Shared, pair.ds), 16, stage, Traits::kScoreBytes),
                                   dq_columns(offsetof(Shared, pair.k), PairShare<Traits>::kFirst * rank_));
   }
   /// Lets the other CTA send another dS in place of this tile's.
@@ -170,8 +200,12 @@ class PairHalf : public WideHalf<PairHalf<Traits, kWarpgroup>, Traits, kWarpgrou
   __device__ __forceinline__ void add(const LateDq& late) const {
     constexpr int kFrom = kBegin * kDqValues / 4, kCount = (kEnd - kBegin) * kDqValues / 4;
     delay<Role::kConsumer>();
-    staging_.template add_dq<kFrom, kCount>(late.values + kFrom, static_cast<int>(dq_block()), late.query_tile,
-                                            dq_column());
+    const auto block = static_cast<int>(dq_block());
+    if constexpr (kSumsIntegers) {
+      staging_.template add_integers<kFrom, kCount>(late.values + kFrom, block, late.query_tile, dq_column());
+    } else {
+      staging_.template add_dq<kFrom, kCount>(late.values + kFrom, block, late.query_tile, dq_column());
+    }
   }
 
   const uint32_t rank_;  ///< the CTA's number in its pair

@@ -78,8 +78,11 @@ class RegisterHalf : public WideHalf<RegisterHalf<Traits, kWarpgroup>, Traits, k
     ptx::copy(dq + kHalfDq, late.values);
     delay<Role::kConsumer>();
     if (sums_integers<Traits>(p_)) {
-      staging_.template add_integers<0>(cuda::part_of<0, kHalfDq>(dq), Dq::kBegin, ring_.stage());
-      staging_.template add_integers<kHalfDq>(late.values, Dq::kBegin, ring_.stage());
+      auto& first = cuda::part_of<0, kHalfDq>(dq);
+      staging_.make_integers(first, ring_.stage());
+      staging_.template add_integers<0, kHalfDq>(first, Dq::kBegin, late.query_tile);
+      staging_.make_integers(late.values, ring_.stage());
+      staging_.template add_integers<kHalfDq, kHalfDq>(late.values, Dq::kBegin, late.query_tile);
     } else {
       staging_.template add_dq<0, kHalfDq>(dq, Dq::kBegin, late.query_tile);
     }

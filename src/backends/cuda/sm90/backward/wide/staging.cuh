@@ -34,7 +34,7 @@ class WideStaging {
   __device__ __forceinline__ void store_dq(cuda::Accumulators<64, 64>& dq, uint32_t stage, uint32_t phase) const
     requires(!Traits::kDqFromRegisters)
   {
-    if (sums_integers<Traits>(p_)) make_integers<Traits>(p_, shared_, stage, static_cast<int>(warp_) * 16, dq);
+    if (sums_integers<Traits>(p_)) make_integers(dq, stage);
     wait(phase);
     SlabTile::template write_fragments<8>(dq, slab());
     ptx::arrive_once(shared_.dq.full[warpgroup_]);
@@ -52,13 +52,18 @@ class WideStaging {
     for (int i = kBegin; i < kBegin + kCount; i += 4) ptx::add_four(to + place_of(i), dq + (i - kBegin));
   }
 
-  /// add_dq in deterministic mode: makes integers of the values and adds them one at a time, a warp's side by side.
+  /// Replaces values of the stage's dq by their integers, in deterministic mode.
+  template <int kValues>
+  __device__ __forceinline__ void make_integers(float (&dq)[kValues], uint32_t stage) const {
+    bwd::make_integers<Traits>(p_, shared_, stage, static_cast<int>(warp_) * 16, dq);
+  }
+  /// add_dq of integers: one at a time, a warp's side by side.
   template <int kBegin, int kCount>
-  __device__ __forceinline__ void add_integers(float (&dq)[kCount], int first, uint32_t stage) const
+  __device__ __forceinline__ void add_integers(const float* dq, int first, uint32_t index, uint32_t column = 0) const
     requires Traits::kDqFromRegisters
   {
-    make_integers<Traits>(p_, shared_, stage, static_cast<int>(warp_) * 16, dq);
-    auto* to = reinterpret_cast<int32_t*>(sums_of(first, shared_.tile[stage].query.index)) + ptx::reload_lane();
+    auto* to =
+        reinterpret_cast<int32_t*>(sums_of(first, index) + column * (Blocks::kWarpFloats / 64)) + ptx::reload_lane();
 #pragma unroll
     for (int i = kBegin; i < kBegin + kCount; ++i) atomicAdd(to + place_of(i), __float_as_int(dq[i - kBegin]));
   }
