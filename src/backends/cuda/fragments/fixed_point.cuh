@@ -115,6 +115,13 @@ __device__ __forceinline__ float from_fixed_point(float sum_bits, float scale) {
   return __int2float_rn(__float_as_int(sum_bits)) * inverse_scale(scale);
 }
 
+/// The bits of the two integers that ptx::add_two_integers has summed up in `joined`.
+__device__ __forceinline__ float2 split_integers(uint64_t joined) {
+  const auto first = static_cast<int32_t>(joined);
+  const uint64_t second = (joined - static_cast<uint64_t>(first)) >> 32;
+  return {__int_as_float(first), __uint_as_float(static_cast<uint32_t>(second))};
+}
+
 /// Multiplies a thread's parts of two rows, in fragments with two values of each in turn, by the rows' scales:
 /// scale_of(row) of row 0 and 1. mark(row) is called if the row has NaN or infinite values, which integers cannot
 /// represent. One row comes after the other, so that few registers are needed.

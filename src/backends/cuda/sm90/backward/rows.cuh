@@ -233,13 +233,16 @@ struct FragmentPlace {
 };
 
 /// A thread's four sums of a fragment of dq, number `index` of its tile's. Integers that consumers have added from
-/// registers lie one behind the other for each of the four.
+/// registers are joined, and lie one behind the other for either of two rows.
 template <typename Traits>
 __device__ __forceinline__ float4 load_sums(const RowParams& p, const float* sums, int index) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const float* fragment = sums + 128 * index;
-  if (p.dq_sums.fixed_point && adds_from_registers<Traits>(p))
-    return {fragment[lane], fragment[32 + lane], fragment[64 + lane], fragment[96 + lane]};
+  if (p.dq_sums.fixed_point && adds_from_registers<Traits>(p)) {
+    const auto* joined = reinterpret_cast<const uint64_t*>(fragment) + lane;
+    const float2 first = cuda::split_integers(joined[0]), second = cuda::split_integers(joined[32]);
+    return {first.x, first.y, second.x, second.y};
+  }
   return reinterpret_cast<const float4*>(fragment)[lane];
 }
 

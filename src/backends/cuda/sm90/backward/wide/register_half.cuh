@@ -24,7 +24,7 @@ class RegisterHalf : public WideHalf<RegisterHalf<Traits, kWarpgroup>, Traits, k
   using QueryGradients = cuda::Accumulators<64, 64 * Dq::kCount>;
   static constexpr int kHalfDq = 16 * Dq::kCount;  ///< half of a thread's values of dQ
   /// Steps of dP's product that have V in registers: as many as fit beside dQ.
-  static constexpr int kValueSteps = Dq::kCount == 2 ? 8 : Traits::kVDim / 16;
+  static constexpr int kValueSteps = Dq::kCount == 1 ? Traits::kVDim / 16 : kMaySumIntegers<Traits> ? 7 : 8;
   using Values = typename Base::template ValueSteps<kValueSteps>;
   /// The half of a tile's dQ that has not been added to its sums.
   struct LateDq {
@@ -78,14 +78,18 @@ class RegisterHalf : public WideHalf<RegisterHalf<Traits, kWarpgroup>, Traits, k
     ptx::copy(dq + kHalfDq, late.values);
     delay<Role::kConsumer>();
     if (sums_integers<Traits>(p_)) {
-      auto& first = cuda::part_of<0, kHalfDq>(dq);
-      staging_.make_integers(first, ring_.stage());
-      staging_.template add_integers<0, kHalfDq>(first, Dq::kBegin, late.query_tile);
-      staging_.make_integers(late.values, ring_.stage());
-      staging_.template add_integers<kHalfDq, kHalfDq>(late.values, Dq::kBegin, late.query_tile);
+      add_integers<0>(cuda::part_of<0, kHalfDq>(dq));
+      add_integers<kHalfDq>(late.values);
     } else {
       staging_.template add_dq<0, kHalfDq>(dq, Dq::kBegin, late.query_tile);
     }
+  }
+  /// Adds half of the current tile's dQ, from value kBegin on, as integers.
+  template <int kBegin>
+  __device__ __forceinline__ void add_integers(float (&dq)[kHalfDq]) const {
+    const uint32_t stage = ring_.stage();
+    staging_.make_integers(dq, stage);
+    staging_.template add_integers<kBegin, kHalfDq>(dq, Dq::kBegin, shared_.tile[stage].query.index);
   }
 };
 

@@ -57,15 +57,14 @@ class WideStaging {
   __device__ __forceinline__ void make_integers(float (&dq)[kValues], uint32_t stage) const {
     bwd::make_integers<Traits>(p_, shared_, stage, static_cast<int>(warp_) * 16, dq);
   }
-  /// add_dq of integers: one at a time, a warp's side by side.
+  /// add_dq of integers: two at a time, a warp's side by side.
   template <int kBegin, int kCount>
   __device__ __forceinline__ void add_integers(const float* dq, int first, uint32_t index, uint32_t column = 0) const
     requires Traits::kDqFromRegisters
   {
-    auto* to =
-        reinterpret_cast<int32_t*>(sums_of(first, index) + column * (Blocks::kWarpFloats / 64)) + ptx::reload_lane();
+    float* to = sums_of(first, index) + column * (Blocks::kWarpFloats / 64) + 2 * ptx::reload_lane();
 #pragma unroll
-    for (int i = kBegin; i < kBegin + kCount; ++i) atomicAdd(to + place_of(i), __float_as_int(dq[i - kBegin]));
+    for (int i = kBegin; i < kBegin + kCount; i += 2) ptx::add_two_integers(to + place_of(i), dq + (i - kBegin));
   }
 
   /// Stores the warp's 16 keys of dk or dv, times `factor`.
