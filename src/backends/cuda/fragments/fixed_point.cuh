@@ -184,6 +184,29 @@ class PartRounder {
   uint32_t seen_ = 0;  ///< bits of any `high`
 };
 
+/// make_integers of a quarter of the parts by cvt and of the others by multiply-adds, as each has a pipe of its own.
+template <int kValues, typename ScaleOf, typename Mark>
+__device__ __forceinline__ void make_integers_on_two_pipes(float (&dq)[kValues], const ScaleOf& scale_of,
+                                                           const Mark& mark) {
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    const float scale = scale_of(row);
+    PartRounder rounder(scale);
+    float zero = 0;
+#pragma unroll
+    for (int i = 2 * row; i < kValues; i += 4) {
+      if (i % 8 < 4) {
+        const float scaled = dq[i] * scale;
+        zero = __fmaf_rn(scaled, 0.f, zero);
+        dq[i] = ptx::nearest_integer(scaled);
+      } else {
+        dq[i] = rounder.round(dq[i]);
+      }
+      dq[i + 1] = rounder.round(dq[i + 1]);
+    }
+    if (zero != 0 || rounder.has_seen_non_finite()) mark(row);
+  }
+}
 /// make_integers by multiply-adds.
 template <int kValues, typename ScaleOf, typename Mark>
 __device__ __forceinline__ void make_integers_by_adds(float (&dq)[kValues], const ScaleOf& scale_of, const Mark& mark) {

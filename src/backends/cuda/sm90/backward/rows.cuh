@@ -232,18 +232,41 @@ struct FragmentPlace {
   }
 };
 
-/// A thread's four sums of a fragment of dq, number `index` of its tile's. Integers that consumers have added from
-/// registers are joined, and lie one behind the other for either of two rows.
+/// The biases of the 16 rows of the block's fragments at a step of FragmentPlace.
 template <typename Traits>
-__device__ __forceinline__ float4 load_sums(const RowParams& p, const float* sums, int index) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const float* fragment = sums + 128 * index;
-  if (p.dq_sums.fixed_point && adds_from_registers<Traits>(p)) {
-    const auto* joined = reinterpret_cast<const uint64_t*>(fragment) + lane;
-    const float2 first = cuda::split_integers(joined[0]), second = cuda::split_integers(joined[32]);
-    return {first.x, first.y, second.x, second.y};
+__device__ __forceinline__ const RowBias* biases_of(const RowParams& p, const RowTilePlace& place, int slab) {
+  return p.biases + place.index * Traits::kRows + slab % DqBlocks<Traits>::kWarpsOfColumns * 16;
+}
+
+/// A thread's four sums of a fragment whose integers consumers have added from registers: joined, those of one row
+/// behind those of the other.
+__device__ __forceinline__ float4 load_joined(const float4* fragment) {
+  const auto* joined = reinterpret_cast<const uint64_t*>(fragment) + threadIdx.x % 32;
+  const float2 first = cuda::split_integers(joined[0]), second = cuda::split_integers(joined[32]);
+  return {first.x, first.y, second.x, second.y};
+}
+
+/// A thread's four sums of each of its fragments, at FragmentPlace of a step. Joined integers become floats beside the
+/// loads of others.
+template <typename Traits, int kSteps>
+__device__ __forceinline__ void load_sums(const RowParams& p, const RowTilePlace& place, bool are_joined,
+                                          float4 (&sums)[kSteps]) {
+  using Blocks = DqBlocks<Traits>;
+  const float* of_tile = p.dq_sums.sums + place.index * Blocks::kTileFloats;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const auto fragment = [&](int step) {
+    return reinterpret_cast<const float4*>(of_tile + 128 * (step * (kRowThreads / 32) + warp));
+  };
+  if (are_joined) {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int slab = FragmentPlace<Blocks::kBlockColumns>(step).slab;
+      sums[step] = from_integers(load_joined(fragment(step)), biases_of<Traits>(p, place, slab));
+    }
+  } else {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) sums[step] = fragment(step)[lane];
   }
-  return reinterpret_cast<const float4*>(fragment)[lane];
 }
 
 /// dq = scale * sums, where several key tiles contribute. The consumers have stored that of a single one, and
@@ -255,20 +278,18 @@ __device__ __forceinline__ void convert_dq(const RowParams& p) {
   const DqSums& dq = p.dq_sums;
   cudaGridDependencySynchronize();
   if (!(dq.progress[place.index * Traits::kDqPieces] & Progress::kStored)) return;
-  const float* sums = dq.sums + place.index * Blocks::kTileFloats;
+  const bool are_joined = dq.fixed_point && adds_from_registers<Traits>(p);
   constexpr int kSteps = Blocks::kTileFloats / (4 * kRowThreads);
-  float4 part[kSteps];
-#pragma unroll
-  for (int step = 0; step < kSteps; ++step)
-    part[step] =
-        load_sums<Traits>(p, sums, step * (kRowThreads / 32) + static_cast<int>(threadIdx.x) / 32);
+  float4 sums[kSteps];
+  load_sums<Traits>(p, place, are_joined, sums);
   const auto write_to = [&](auto& tile) {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const FragmentPlace<Blocks::kBlockColumns> fragment(step);
       const int row = fragment.slab % Blocks::kWarpsOfColumns * 16;
-      if (dq.fixed_point) part[step] = from_integers(part[step], p.biases + place.index * Traits::kRows + row);
-      tile.write(row, fragment.slab / Blocks::kWarpsOfColumns * Blocks::kBlockColumns + fragment.column, part[step],
+      if (dq.fixed_point && !are_joined)
+        sums[step] = from_integers(sums[step], biases_of<Traits>(p, place, fragment.slab));
+      tile.write(row, fragment.slab / Blocks::kWarpsOfColumns * Blocks::kBlockColumns + fragment.column, sums[step],
                  p.scale);
     }
   };

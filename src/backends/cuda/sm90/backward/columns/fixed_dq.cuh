@@ -51,6 +51,16 @@ __device__ __forceinline__ void make_integers_by_adds(const typename Traits::Par
       dq, [&](int row) { return scale_of(shared.biases[stage][own + 8 * row]); },
       [&](int row) { mark_row<Traits>(p, shared.tile[stage].query.index, own, row); });
 }
+/// make_integers on two pipes.
+template <typename Traits, int kValues>
+__device__ __forceinline__ void make_integers_on_two_pipes(const typename Traits::Params& p,
+                                                           const SharedStorage<Traits>& shared, uint32_t stage,
+                                                           int first, float (&dq)[kValues]) {
+  const int own = first + static_cast<int>(reload_lane<Traits>()) / 4;
+  cuda::make_integers_on_two_pipes(
+      dq, [&](int row) { return scale_of(shared.biases[stage][own + 8 * row]); },
+      [&](int row) { mark_row<Traits>(p, shared.tile[stage].query.index, own, row); });
+}
 
 /// A lane's four sums of a fragment of 16 rows, whose biases begin at `biases`, as dq before scale.
 __device__ __forceinline__ float4 from_integers(const float4& sums, const RowBias* biases) {

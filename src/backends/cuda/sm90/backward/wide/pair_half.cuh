@@ -169,7 +169,7 @@ class PairHalf : public WideHalf<PairHalf<Traits, kWarpgroup>, Traits, kWarpgrou
     const uint32_t stage = ring_.stage();
     wait_received();
     this->template issue_dq<kAdds>(dq, operand(offsetof(Shared, pair.ds), 16, stage, Traits::kScoreBytes),
-                                  dq_columns(offsetof(Shared, pair.k), PairShare<Traits>::kFirst * rank_));
+                                   dq_columns(offsetof(Shared, pair.k), PairShare<Traits>::kFirst * rank_));
   }
   /// Lets the other CTA send another dS in place of this tile's.
   __device__ __forceinline__ void release_other() const {

@@ -55,7 +55,12 @@ class WideStaging {
   /// Replaces values of the stage's dq by their integers, in deterministic mode.
   template <int kValues>
   __device__ __forceinline__ void make_integers(float (&dq)[kValues], uint32_t stage) const {
-    bwd::make_integers<Traits>(p_, shared_, stage, static_cast<int>(warp_) * 16, dq);
+    const int first = static_cast<int>(warp_) * 16;
+    if constexpr (Traits::kPair) {
+      make_integers_on_two_pipes<Traits>(p_, shared_, stage, first, dq);
+    } else {
+      bwd::make_integers<Traits>(p_, shared_, stage, first, dq);
+    }
   }
   /// add_dq of integers: two at a time, a warp's side by side.
   template <int kBegin, int kCount>
