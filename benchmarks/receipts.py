@@ -342,13 +342,19 @@ Judgement = namedtuple("Judgement", ["file", "case", "state"])
 
 
 def state_of(recorded, toolkit, library, now=None):
-    """State of `recorded` kernels {id: hash}: "fresh", "other toolkit" or "stale: " and the ids that differ.
+    """State of `recorded` kernels {id: hash}: "fresh", "other toolkit" or "stale: " and ids that differ.
     `now`: the ids that would run today, if known."""
     if toolkit != library.toolkit:
         return OTHER_TOOLKIT
     differ = {name for name, text in recorded.items() if library.hashes.get(name) != text}
     differ |= set() if now is None else set(now) ^ set(recorded)
-    return f"stale: {', '.join(sorted(differ))}" if differ else FRESH
+    return f"stale: {few_of(sorted(differ))}" if differ else FRESH
+
+
+def few_of(ids, most=4):
+    """The first `most` ids, and how many others there are."""
+    others = len(ids) - most
+    return ", ".join(ids[:most]) + (f" and {others} more" if others > 0 else "")
 
 
 def case_state(case, run, library):

@@ -9,6 +9,7 @@ import json
 import multiprocessing
 import os
 import warnings
+from types import SimpleNamespace
 
 import fake_kernels
 import invented
@@ -186,6 +187,12 @@ def test_a_cell_for_which_other_kernels_would_run_is_stale(file, made):
         for case in receipt["cases"]:
             case["peers"].pop("deterministic", None)
     assert states_of(made, file, split=True)["bwd", 128, "full"] == f"stale: {BWD}, {BWD}.split"
+
+
+def test_a_stale_cell_names_a_few_kernels():
+    library = SimpleNamespace(toolkit="13.0", hashes={})
+    assert receipts.state_of(dict.fromkeys("fedcba", "old"), "13.0", library) == "stale: a, b, c, d and 2 more"
+    assert receipts.state_of(dict.fromkeys("dcba", "old"), "13.0", library) == "stale: a, b, c, d"
 
 
 def test_a_new_instance_in_the_library_leaves_everything_fresh(file, made):
