@@ -104,6 +104,19 @@ def test_random_calls_over_caches_are_shared_among_processes_and_none_is_drawn_t
     assert session.figures["left_out"] == ["caches: there is no flashmask command"]
 
 
+def test_random_cases_count_up_to_the_process_that_fails(session, tmp_path, monkeypatch):
+    program = tmp_path / "flashmask"
+    program.write_text('#!/bin/sh\necho "$2 passed, ${FAILED:-0} failed"\nexit ${FAILED:-0}\n')
+    program.chmod(0o755)
+    run_tests.run_random_cases(session, [program], run_tests.VERIFY_CASES + 10, 5)
+    assert session.receipt["tests"] == {"passed": run_tests.VERIFY_CASES + 10, "failed": 0}
+    seeds = [part["command"].split("--seed ")[1] for part in session.figures["parts"]]
+    assert len(set(seeds)) == 2
+    monkeypatch.setenv("FAILED", "1")
+    run_tests.run_random_cases(session, [program], 3 * run_tests.VERIFY_CASES, 5)
+    assert len(session.figures["parts"]) == 3 and session.receipt["tests"]["failed"] == 1
+
+
 def test_every_file_of_the_package_s_tests_is_in_one_share(monkeypatch, session, tmp_path):
     files, begun = [], threading.Barrier(run_tests.TORCH_SHARES, timeout=10)
 

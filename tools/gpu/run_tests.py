@@ -73,6 +73,9 @@ HOST_THREADS = "4"
 # Random calls over KV caches, of which a few are skipped, in processes of some threads: one that has many waits for
 # allocations.
 CACHE_CASES, CACHE_PROCESSES, CACHE_JOBS = 21600, 4, 3
+# Random cases of a process of `flashmask verify`: those of a process that has ended count, if the time does not suffice
+# for all.
+VERIFY_CASES = 5000
 STRESS_CACHE_CASES, SANITIZED_CACHE_CASES = 1000, 60
 CASES = {direction: f"gpu_{direction}_cases" for direction in ("forward", "backward")}
 REFUSED = "gpu_refused_calls"
@@ -168,9 +171,23 @@ def run_verify(session, carry, cases, no_limit):
         session.leave_out("verify --covering", f"stopped after {covering['seconds']:.0f} s")
     elif covering:
         session.add(covering, *word_counts(covering))
-    if cases or late:
-        if result := session.run("verify --cases", [*command, "--cases", str(cases or 100)], 30 if late else 90):
-            session.add(result, *word_counts(result))
+    if late:
+        run_random_cases(session, command, cases or 100, 30)
+    elif cases:
+        run_random_cases(session, command, cases, 90)
+
+
+def run_random_cases(session, command, cases, seconds):
+    """New random cases, in processes one after the other until one fails or finds no time."""
+    seed = int(time.time())
+    for first in range(0, cases, VERIFY_CASES):
+        words = ["--cases", str(min(VERIFY_CASES, cases - first)), "--seed", str(seed + first)]
+        result = session.run(f"verify --cases, from {first}", [*command, *words], seconds)
+        if not result:
+            return
+        session.add(result, *word_counts(result))
+        if result["status"]:
+            return
 
 
 def cache_words(cases, jobs):
