@@ -347,9 +347,9 @@ def test_the_library_runs_the_instances_that_the_cases_are_named_for():
         library = kernels_used.Kernels()
     except Exception as error:  # a build without CUDA
         pytest.skip(str(error))
-    for case in cycles.cases():
+    for case in [*cycles.cases(), *cycles.cases(head_dims=(96, 192, 256)), *cycles.cases(["bwd"], (64, 256), True)]:
         name = f"sm90.{case.op}.{case.dtype}.d{case.head_dim}.dv{case.head_dim}.{case.variant.replace('_', '.')}"
-        assert name in library.of(case.case()), case
+        assert name in library.of(case.case(), (case.deterministic,)), case
     assert {"sm90.plan.classify", "sm90.plan.rank"} < set(library.of_plan())
     assert not any("list" in name or "positions" in name for name in library.of_plan())
 
@@ -386,7 +386,7 @@ def test_a_call_that_one_library_refuses_is_named():
 
 @pytest.fixture
 def arguments(monkeypatch):
-    monkeypatch.setattr(cycles, "cases", lambda ops: [cycles.Case("fwd", "bf16", 128, "c3", "full", 2, 32, 32)])
+    monkeypatch.setattr(cycles, "asked", lambda _: [cycles.Case("fwd", "bf16", 128, "c3", "full", 2, 32, 32)])
     kernels = types.SimpleNamespace(path="new.so")
     return argparse.Namespace(kernels=kernels, old=None, op=["fwd"], repetitions=2, way="auto", seconds=5)
 
@@ -514,7 +514,7 @@ def test_the_measuring_process_measures_in_the_order_of_the_schedule(driver, mon
         pass
 
     def library(path):
-        def call(*inputs, plan):
+        def call(*inputs, plan, deterministic=False):
             if path == "old.so" and plan.causal:
                 raise CallError("head_dim 128 is not taken")
             takes = {"new.so": 100, "old.so": 200}[path]

@@ -17,6 +17,7 @@ import os
 import shutil
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +27,8 @@ from benchmarks.instruments.medians import middle, spread
 from benchmarks.masks import paper_masks
 
 SEQLEN, HIDDEN = 8192, 4096
+HEAD_DIMS = (128, 64)
+TWO_FORWARD_TILES = (64, 96, 128)  # head dims whose many row tiles run with three consumers, and few with two
 MARK = "flashmask_mark"
 COUNTERS = {
     "cycles": "sm__cycles_elapsed.max",
@@ -52,6 +55,7 @@ class Case(NamedTuple):
     batch: int
     heads: int
     heads_kv: int
+    deterministic: bool = False
 
     def label(self):
         return f"{self.op} {self.dtype} d{self.head_dim} {self.variant} {self.mask}"
@@ -61,20 +65,29 @@ class Case(NamedTuple):
         return case_of(self.op, self.head_dim, SEQLEN, self.batch, self.heads, self.heads_kv, self.mask, dtype)
 
 
-def cases(ops=("fwd", "bwd")):
+def cases(ops=("fwd", "bwd"), head_dims=HEAD_DIMS, deterministic=False):
     """Every instance: consumers 2 and 3 of the forward (few row tiles, many), key heads split or not in the backward
-    (few key tiles, many)."""
-    few = {"fwd": ("c2", 1, 6, 6), "bwd": ("c2_split", 1, 8, 1)}
-    many = {"fwd": "c3", "bwd": "c2"}
+    (few key tiles, many), in one of its modes."""
     found = []
-    for op in ops:
-        for dtype, masks in (("bf16", MASKS), ("f16", FEW_MASKS)):
-            for head_dim in (128, 64):
-                heads = HIDDEN // head_dim
-                found += [Case(op, dtype, head_dim, many[op], mask, MASKS[mask], heads, heads) for mask in masks]
-                variant, *shape = few[op]
-                found += [Case(op, dtype, head_dim, variant, mask, *shape) for mask in FEW_MASKS]
+    for op, (dtype, masks), head_dim in product(ops, (("bf16", MASKS), ("f16", FEW_MASKS)), head_dims):
+        heads = HIDDEN // head_dim
+        many, few = forward_variants(head_dim) if op == "fwd" else backward_variants(deterministic)
+        mode = op == "bwd" and deterministic
+        found += [Case(op, dtype, head_dim, many, mask, MASKS[mask], heads, heads, mode) for mask in masks]
+        found += [Case(op, dtype, head_dim, *call, mode) for call in few]
     return found
+
+
+def forward_variants(head_dim):
+    """The variant of many row tiles, and (variant, mask, batch, heads, heads_kv) of few."""
+    if head_dim not in TWO_FORWARD_TILES:
+        return "c2", []
+    return "c3", [("c2", mask, 1, 6, 6) for mask in FEW_MASKS]
+
+
+def backward_variants(deterministic):
+    many = "c2_deterministic" if deterministic else "c2"
+    return many, [(f"{many}_split", mask, 1, 8, 1) for mask in FEW_MASKS]
 
 
 def schedule(found, repetitions, libraries):
@@ -167,7 +180,9 @@ def prepared(module, case, inputs, bounds, causal):
     try:
         plan = module.Plan(mask)
         forward = module.Forward(*inputs[:3], mask, plan=plan).run()
-        return forward if case.op == "fwd" else module.Backward(forward, inputs[3], plan=plan).run()
+        if case.op == "fwd":
+            return forward
+        return module.Backward(forward, inputs[3], plan=plan, deterministic=case.deterministic).run()
     except module.CallError as refusal:
         print(f"{case.label()}: {refusal}", file=sys.stderr, flush=True)
         return None
@@ -341,6 +356,13 @@ def report(figures):
 
 def add_arguments(parser):
     parser.add_argument("--op", type=lambda t: t.split(","), default=["fwd", "bwd"], help="fwd, bwd or both")
+    parser.add_argument(
+        "--head-dims",
+        type=lambda text: tuple(int(dim) for dim in text.split(",")),
+        default=HEAD_DIMS,
+        help="comma-separated; default: 128,64",
+    )
+    parser.add_argument("--deterministic", action="store_true", help="the backward's other mode")
     parser.add_argument("--old", type=Path, help="another build of the library, to take turns with $FLASHMASK_LIBRARY")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument(
@@ -363,13 +385,19 @@ def check_arguments(arguments):
 
 def kernel_hashes(arguments):
     """Hashes of attention's kernels alone, as the plans are ready."""
-    found = arguments.kernels.of_all([case.case() for case in cases(arguments.op)])
+    found = {}
+    for case in asked(arguments):
+        found.update(arguments.kernels.of(case.case(), (case.deterministic,)))
     return {name: text for name, text in found.items() if not receipts.is_plan_kernel(name)}
+
+
+def asked(arguments):
+    return cases(arguments.op, arguments.head_dims, arguments.deterministic)
 
 
 def run(arguments, receipt, save, progress_type):
     libraries = {"new": str(arguments.kernels.path), **({"old": str(arguments.old.resolve())} if arguments.old else {})}
-    found = cases(arguments.op)
+    found = asked(arguments)
     calls, how = measured(arguments, libraries, found)
     together = grouped(found, libraries, arguments.repetitions, calls)
     figures = [{**figures_of(case, of_case), "compared": bool(arguments.old)} for case, of_case in together.items()]
