@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
+#include <regex>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "cli/family_list.h"
 #include "cli/progress.h"
@@ -31,10 +35,14 @@ TEST(Progress, ThenAddsALineEveryTenthWithTheTimeThatIsLeft) {
   }
   const std::string text = testing::internal::GetCapturedStderr();
   EXPECT_EQ(testing::internal::GetCapturedStdout(), "");
-  EXPECT_NE(text.find("task: 1 % (1 of 100), 1.1 s, "), std::string::npos) << text;
+  EXPECT_NE(text.find("task: 1 % (1 of 100), "), std::string::npos) << text;
   EXPECT_NE(text.find("task: 10 % (10 of 100)"), std::string::npos) << text;
-  EXPECT_NE(text.find("task: 20 % (20 of 100), 1.1 s, 4.4 s left\n"), std::string::npos) << text;
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 3) << text;
+  // A busy machine sleeps for longer.
+  std::smatch times;
+  ASSERT_TRUE(std::regex_search(text, times, std::regex(R"(task: 20 % \(20 of 100\), ([\d.]+) s, ([\d.]+) s left\n)")))
+      << text;
+  EXPECT_NEAR(std::stod(times[2]), 4 * std::stod(times[1]), 0.3) << text;
 }
 
 TEST(Progress, CountsMayStayHidden) {
