@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -162,10 +161,37 @@ void print_failure(std::size_t index, const verify::AnyCase& c, const verify::Ve
   std::fflush(stdout);
 }
 
+/// Short cases cost something too: the constant is about the cost of an empty one.
+int64_t work(const verify::AnyCase& c) { return cost(c) + 100'000; }
+
+/// The number of all cases, and their work, of very many random ones by a sample. Making cases takes little of the time
+/// that checking them does.
+struct AllCases {
+  int64_t count = 0;
+  double work = 0;
+
+  explicit AllCases(VerifyArguments arguments) {
+    constexpr int64_t kSample = 100'000;
+    const bool is_random = arguments.lines.empty() && !arguments.covering;
+    const int64_t left_out = is_random ? std::max<int64_t>(arguments.cases - kSample, 0) : 0;
+    arguments.cases -= left_out;
+    each_case(arguments, [this](const verify::AnyCase& c) {
+      ++count;
+      work += static_cast<double>(cli::work(c));
+    });
+    work *= 1 + static_cast<double>(left_out) / static_cast<double>(std::max<int64_t>(count, 1));
+    count += left_out;
+  }
+};
+
 /// Checks cases as they are made, a block of them at a time.
 class Checker {
  public:
-  Checker(const VerifyArguments& arguments, bool json) : arguments_(arguments), json_(json) {}
+  Checker(const VerifyArguments& arguments, const AllCases& all, bool json)
+      : arguments_(arguments),
+        json_(json),
+        progress_(fmt::format("verify {} cases", all.count), static_cast<int64_t>(std::min(all.work, 9e18)),
+                  /*show_counts=*/false) {}
 
   void add(const verify::AnyCase& c) {
     block_.push_back(c);
@@ -181,32 +207,17 @@ class Checker {
   /// More than the covering list has, so that its most expensive cases all come first.
   static constexpr std::size_t kBlock = 4096;
 
-  /// Short cases cost something too: the constant is about the cost of an empty one.
-  static int64_t work(const verify::AnyCase& c) { return cost(c) + 100'000; }
-
-  /// Takes the first block as a sample of the others.
-  void start_progress() {
-    const bool random = arguments_.lines.empty() && !arguments_.covering;
-    const auto cases = random ? static_cast<std::size_t>(arguments_.cases) : block_.size();
-    double total = 0;
-    for (const verify::AnyCase& c : block_) total += static_cast<double>(work(c));
-    total *= static_cast<double>(cases) / static_cast<double>(block_.size());
-    progress_.emplace(fmt::format("verify {} cases", cases), static_cast<int64_t>(std::min(total, 9e18)),
-                      /*show_counts=*/false);
-  }
-
   void check_block() {
     if (block_.empty()) return;
-    if (!progress_) start_progress();
     const verify::RunOptions options{.backend = arguments_.backend, .threads = arguments_.threads};
     verify::run_cases(block_, options, arguments_.jobs, [&](std::size_t index, const verify::Verdict& verdict) {
       const verify::AnyCase& c = block_[index];
       tally_.add(first_ + index, c, verdict);
       if (!verdict.passed() && !json_) {
-        progress_->clear();
+        progress_.clear();
         print_failure(first_ + index, c, verdict, arguments_.backend);
       }
-      progress_->advance(work(c));
+      progress_.advance(work(c));
     });
     first_ += block_.size();
     block_.clear();
@@ -216,7 +227,7 @@ class Checker {
   const bool json_;
   std::vector<verify::AnyCase> block_;
   std::size_t first_ = 0;  ///< index of the block's first case
-  std::optional<Progress> progress_;
+  Progress progress_;
   verify::Tally tally_;
 };
 
@@ -238,7 +249,7 @@ Json to_json(const verify::Tally& tally, const VerifyArguments& arguments) {
 void run_verify(const VerifyArguments& arguments, const Global& global) {
   if (arguments.list) return list_cases(arguments, global.json);
   check_backend(arguments.backend);
-  Checker checker(arguments, global.json);
+  Checker checker(arguments, AllCases(arguments), global.json);
   each_case(arguments, [&](const verify::AnyCase& c) { checker.add(c); });
   const verify::Tally tally = std::move(checker).finish();
   if (global.json) {
