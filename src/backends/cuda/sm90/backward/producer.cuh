@@ -308,7 +308,7 @@ class Producer {
     if (ptx::is_leader()) {
       ptx::arrive_expect(k_copied, Traits::kKBytes + kOtherKBytes + (is_padded ? Traits::kVBytes : 0));
       if constexpr (Traits::kPair)
-        Blocks::template load<kOtherBlocks, Traits::kKeys>(shared_.pair.k, p_.k, k_copied, others);
+        Blocks::template load<kOtherBlocks, Traits::kKeys>(shared_.other.k, p_.k, k_copied, others);
       Blocks::template load<Traits::kQkColumns / 64, Traits::kKeys>(shared_.k, p_.k, k_copied, at);
       Blocks::template load<Traits::kVColumns / 64, Traits::kKeys>(shared_.v, p_.v, v_copied, at);
     }
@@ -316,7 +316,7 @@ class Producer {
       wait_for_padded();
       clear_padding<Traits::kKeys, Traits::kQkColumns / 64>(shared_.k, padding);
       clear_padding<Traits::kKeys, Traits::kVColumns / 64>(shared_.v, padding);
-      if constexpr (Traits::kPair) clear_padding<Traits::kKeys, kOtherBlocks>(shared_.pair.k, others_padding);
+      if constexpr (Traits::kPair) clear_padding<Traits::kKeys, kOtherBlocks>(shared_.other.k, others_padding);
       ptx::arrive_once(shared_.k_full);
     }
     return !is_padded;

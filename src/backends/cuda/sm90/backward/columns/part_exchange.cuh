@@ -27,7 +27,8 @@ class PartExchange {
   __device__ __forceinline__ PartExchange(Shared& shared, uint32_t warp)
       : shared_(shared),
         other_(1 - ptx::cluster_rank()),
-        offset_(kOffset + static_cast<uint32_t>((warp * kSlabFloats + 4 * ptx::lane()) * sizeof(float))),
+        offset_(static_cast<uint32_t>(offsetof(Shared, ds)) +
+                static_cast<uint32_t>((warp * kSlabFloats + 4 * ptx::lane()) * sizeof(float))),
         is_first_warp_(warp == 0) {}
 
   /// Sends the warp's values of dk and dv.
@@ -62,8 +63,8 @@ class PartExchange {
   static constexpr int kSlabFloats = 16 * (Traits::kQkDim + Traits::kVDim);
   static constexpr uint32_t kPartBytes = 4 * kSlabFloats * sizeof(float),
                             kDkBytes = 16 * Traits::kQkDim * sizeof(float);
-  static constexpr uint32_t kOffset = offsetof(Shared, ds), kVectorStep = 32 * sizeof(float4);
-  static_assert(offsetof(Shared, staging) == kOffset + sizeof(Shared::ds));
+  static constexpr uint32_t kVectorStep = 32 * sizeof(float4);
+  static_assert(sizeof(Shared::ds) % alignof(Shared) == 0, "the staging tiles follow dS");
   static_assert(kPartBytes <= sizeof(Shared::ds) + sizeof(Shared::staging));
 
   template <int kValues>

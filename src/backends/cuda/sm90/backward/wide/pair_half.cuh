@@ -153,8 +153,8 @@ class PairHalf : public WideHalf<PairHalf<Traits, kWarpgroup>, Traits, kWarpgrou
         auto& pair = shared_.pair;
         const uint32_t stage = ring_.stage(), other = 1 - rank_;
         ptx::arrive_expect(pair.ds_full[stage], Traits::kScoreBytes);
-        ptx::bulk_copy_remote(ptx::shared_address_in(pair.ds[stage], other), shared_.ds[stage], Traits::kScoreBytes,
-                              ptx::shared_address_in(&pair.ds_full[stage], other));
+        ptx::bulk_copy_remote(ptx::shared_address_in(shared_.other.ds[stage], other), shared_.ds[stage],
+                              Traits::kScoreBytes, ptx::shared_address_in(&pair.ds_full[stage], other));
       }
       __syncwarp();
     }
@@ -168,8 +168,8 @@ class PairHalf : public WideHalf<PairHalf<Traits, kWarpgroup>, Traits, kWarpgrou
   __device__ __forceinline__ void issue_other_dq(QueryGradients& dq) const {
     const uint32_t stage = ring_.stage();
     wait_received();
-    this->template issue_dq<kAdds>(dq, operand(offsetof(Shared, pair.ds), 16, stage, Traits::kScoreBytes),
-                                   dq_columns(offsetof(Shared, pair.k), PairShare<Traits>::kFirst * rank_));
+    this->template issue_dq<kAdds>(dq, operand(offsetof(Shared, other.ds), 16, stage, Traits::kScoreBytes),
+                                   dq_columns(offsetof(Shared, other.k), PairShare<Traits>::kFirst * rank_));
   }
   /// Lets the other CTA send another dS in place of this tile's.
   __device__ __forceinline__ void release_other() const {

@@ -91,10 +91,14 @@ struct StagingTiles {
 /// A pair's CTA's storage for what it has from the other one. There is no room for staging tiles: dk and dv leave
 /// through V and K.
 template <typename Traits>
-struct PairStorage {
+struct OthersStorage {
   using Element = typename Traits::Element;
   alignas(1024) Element k[Traits::kKeys * 64 * PairShare<Traits>::kBlocks];  ///< its keys, this CTA's blocks of dq
   alignas(1024) Element ds[Traits::kStages][Traits::kRows * Traits::kKeys];
+};
+/// Its barriers are a struct of their own: with storage that ends in padding CUDA 12.4's compiler fails.
+template <typename Traits>
+struct PairBarriers {
   uint64_t ds_full[Traits::kStages];   ///< the other one's dS is there
   uint64_t ds_empty[Traits::kStages];  ///< the other one has read this one's dS
   uint64_t claim_full, claim_empty;
@@ -114,7 +118,8 @@ struct SharedStorage<Traits> {
   alignas(1024) Element p[Traits::kDoutStages][Traits::kRows * Traits::kKeys];
   alignas(1024) Element ds[Traits::kStages][Traits::kRows * Traits::kKeys];
   [[no_unique_address]] std::conditional_t<Traits::kPair, NoStorage, StagingTiles<Traits>> staging;
-  [[no_unique_address]] std::conditional_t<Traits::kPair, PairStorage<Traits>, NoStorage> pair;
+  [[no_unique_address]] std::conditional_t<Traits::kPair, OthersStorage<Traits>, NoStorage> other;
+  [[no_unique_address]] std::conditional_t<Traits::kPair, PairBarriers<Traits>, NoStorage> pair;
   alignas(128) RowBias biases[Traits::kStages][Traits::kRows];
   ColumnBits<Traits::kRows> mask_bits[Traits::kStages][Traits::kKeys];
   ColumnBounds<Traits::kKeys> bounds;  ///< the current work tile's; used by the mask warp alone
