@@ -77,7 +77,8 @@
 //
 // clang-format off
 //   barrier      arrivals in a phase                     waiting              what its phase says
-//   kStaging..   128 threads of the other warpgroup      a warpgroup's 128    its dq has left dS and the staging tiles
+//   kStaging..   128 threads of the other warpgroup      a warpgroup's 128    the other one no longer reads dS or the
+//                                                                             staging tiles
 //   part_empty   a thread of the other CTA 1             the consumer that    the other CTA's dS and staging tiles may
 //                                                        sends its part       be overwritten
 //   part_full    a thread 1, and the bytes of a part     the consumer that    the other CTA's part is there

@@ -64,7 +64,9 @@ class PartExchange {
   static constexpr uint32_t kPartBytes = 4 * kSlabFloats * sizeof(float),
                             kDkBytes = 16 * Traits::kQkDim * sizeof(float);
   static constexpr uint32_t kVectorStep = 32 * sizeof(float4);
-  static_assert(sizeof(Shared::ds) % alignof(Shared) == 0, "the staging tiles follow dS");
+#ifndef __CUDACC_RTC__  // whose offsetof is no constant
+  static_assert(offsetof(Shared, staging) == offsetof(Shared, ds) + sizeof(Shared::ds));
+#endif
   static_assert(kPartBytes <= sizeof(Shared::ds) + sizeof(Shared::staging));
 
   template <int kValues>
