@@ -113,8 +113,8 @@ TEST(OnTheHost, InWhateverTurns) {
 }
 
 /// Random cases in which each rounding shows: few rows of a head see keys, float16 under a softcap, and few large
-/// numbers after dropout; one in which keys that nobody sees would change the unit of dq's sums; and parts of a whole
-/// whose weights dropout keeps.
+/// numbers, after dropout and without; one in which keys that nobody sees would change the unit of dq's sums; parts, by
+/// whose place in a whole dropout keeps weights.
 constexpr std::string_view kHardCases[] = {
     "family=padding seed=16003417368406244727 batch=2 seqlen_q=65 seqlen_k=23 heads_q=21 heads_kv=3 head_dim=16 "
     "head_dim_v=16 dtype=float16 mask_heads=q mask_batch=1 block_mask=none layout=bshd dout=expanded dlse=no plan=yes "
@@ -125,6 +125,9 @@ constexpr std::string_view kHardCases[] = {
     "family=eagle3_ttt seed=3951575410411566230 batch=2 seqlen_q=19 seqlen_k=19 heads_q=9 heads_kv=3 head_dim=72 "
     "head_dim_v=72 dtype=float16 mask_heads=kv mask_batch=1 block_mask=none layout=bhsd dout=normal dlse=no plan=yes "
     "scale=0.16268502908337656 sink=own dropout=0.6922177921439273",
+    "family=dflash seed=12550543619238019563 batch=1 seqlen_q=35 seqlen_k=35 heads_q=21 heads_kv=3 head_dim=64 "
+    "head_dim_v=40 dtype=float16 mask_heads=kv mask_batch=1 block_mask=shared layout=bhsd dout=normal dlse=yes "
+    "plan=yes sink=own",
     "family=full seed=3212741114634750480 batch=2 seqlen_q=66 seqlen_k=192 heads_q=14 heads_kv=2 head_dim=8 "
     "head_dim_v=8 dtype=float16 mask_heads=q mask_batch=batch block_mask=none layout=bshd dout=expanded dlse=yes "
     "plan=yes softcap=8.560281458837743 positions=each",

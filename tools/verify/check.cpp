@@ -211,8 +211,8 @@ class AccuracyCheck {
     const auto limit = [&](int64_t b, int64_t h) {
       if (is_float32()) return largest_limit(oracle_.out, b, h);
       const Limit of_plain = output_limit(oracle_.out, plain_.results.out, b, h);
-      const bool few_large = c_.features.dropout > 0 && !c_.features.partial;  // a partial out is not rounded
-      return few_large ? at_least_rounding(of_plain, oracle_.out.head(b, h)) : of_plain;
+      const bool rounded = !c_.features.partial;
+      return rounded ? at_least_rounding(of_plain, oracle_.out.head(b, h)) : of_plain;
     };
     check_heads("out", got_.out, {oracle_.out, limit}, verdict_);
   }
@@ -265,8 +265,8 @@ class AccuracyCheck {
     return at_least_rounding(call_limit(oracle, plain), oracle.values);
   }
 
-  /// Raises a limit to the rounding's of the largest value: where few are large, as in gradients and after dropout, the
-  /// plain implementation's rounding of that one, which may be none, is no measure of rounding.
+  /// Raises a limit to the rounding's of the largest value: where few are large, the plain implementation's rounding of
+  /// that one, which may be none, is no measure of rounding.
   Limit at_least_rounding(const Limit& of_plain, std::span<const double> oracle) const {
     const double rounding = numerics::rounding(c_.dtype, largest_magnitude(oracle)),
                  of_rounding = numerics::plain_limit(rounding);
