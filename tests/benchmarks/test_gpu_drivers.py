@@ -15,9 +15,10 @@ import types
 from pathlib import Path
 
 import fake_kernels
+import invented
 import pytest
 
-from benchmarks import ROOT, cell_bars, peers
+from benchmarks import ROOT, cell_bars, peers, receipts
 from benchmarks.instruments import kernels_used, medians
 from benchmarks.masks import paper_masks
 from benchmarks.measure.gpu import bench, cycles, paper, run_slices
@@ -76,6 +77,7 @@ def test_cells_that_are_asked_for(dry_run, words, expected):
         (["--heads-kv", "5"], "--heads-kv has 5; it must divide the query heads, 32"),
         (["--contenders", "fa4"], "unknown: fa4"),
         (["--op", "bwd", "--contenders", "dense"], "unknown: dense"),
+        (["--op", "bwd", "--without", "dense,fa4"], "unknown: fa4"),
         (["--seqlen", "100"], "--seqlen is 100"),
     ],
 )
@@ -130,6 +132,39 @@ def test_slices_with_grouped_heads(capsys):
     with pytest.raises(SystemExit):
         run_slices.parse_arguments(["--slices", "fwd:kv8"])
     assert "'fwd:kv8' is not op:head_dim:seqlen" in capsys.readouterr().err
+
+
+def test_slices_of_stale_cells(tmp_path, monkeypatch):
+    """Only the kernel set's, the shortest first; the masks of a slice in the receipt's order."""
+    fake_kernels.put_in_place(monkeypatch)
+    file = invented.library_file(tmp_path)
+    made = [
+        invented.slice_of(file, "fwd", 64, 32768, ["full", "document"]),
+        invented.slice_of(file, "bwd", 64, 8192, ["full", "document", "causal"]),
+        invented.slice_of(file, "fwd", 128, 8192, ["full"]),
+        invented.mma_sync_slice(file, masks=["full"]),
+    ]
+    made[1]["cases"].append(invented.case(file, "causal", "bwd", 64, heads_kv=8))
+    for receipt in made:
+        for case in receipt["cases"]:
+            stale = case["head_dim"] == 64 and case["mask"] != "document" or case["arch"] == "sm80"
+            case["kernel_hashes"] |= {name: "old" for name in case["kernel_hashes"] if stale}
+    found = {f"{receipt['what']}.json": receipt for receipt in made}
+    library = receipts.Library(file)
+    short = run_slices.slices_of("bwd:64/64:8192:causal:kv8,bwd:64/64:8192:full+causal:kv64")
+    (long,) = run_slices.slices_of("fwd:64/64:32768:full:kv64")
+    assert run_slices.stale_slices(found, library, "sm90") == [*short, long]
+    assert run_slices.stale_slices(found, library, "sm90", 8192) == short
+    (of_sm80,) = run_slices.stale_slices(found, library, "sm80")
+    assert of_sm80[2:7] == ["fwd", "--head-dim", "128", "--seqlen", "8192"]
+    assert run_slices.parse_arguments(["--slices", "stale"])[0].slices == run_slices.STALE
+
+
+@pytest.mark.parametrize("op", ["fwd", "bwd"])
+def test_contenders_of_either_op_are_left_out(dry_run, op):
+    default, left = ({"fwd": {"cudnn", "dense", "plain"}, "bwd": {"cudnn"}}[op], {"flex", "fa3", "flashmask_v3"})
+    words = ["--op", op, "--masks", "full", "--without", ",".join([*left, "deterministic"])]
+    assert set(dry_run(*words)["cases"][0]["peers"]) == default
 
 
 def test_flex_is_compiled_for_the_cells_that_are_measured():

@@ -262,6 +262,9 @@ def add_arguments(parser):
         + f"; of the kernels of mma.sync fwd {','.join(MMA_SYNC_CONTENDERS['fwd'])}, and {SMALL} beside sm80; "
         + f"on request: {','.join(ON_REQUEST)}",
     )
+    parser.add_argument(
+        "--without", type=names, default=[], help="comma-separated contenders, of either op, to leave out"
+    )
     parser.add_argument("--target-ms", type=float, default=30.0, help="what one measurement should take")
 
 
@@ -274,9 +277,10 @@ def default_contenders(op, arch):
 def check_arguments(arguments):
     """`arguments` with its kernels."""
     known = (*CONTENDERS[arguments.op], *ON_REQUEST)
+    of_both = list(dict.fromkeys((*CONTENDERS["fwd"], *CONTENDERS["bwd"], *ON_REQUEST)))
     default = default_contenders(arguments.op, arguments.kernels.arch)
     asked = default if arguments.contenders is None else arguments.contenders
-    for given, accepted in ((arguments.masks or [], paper_masks.NAMES), (asked, known)):
+    for given, accepted in ((arguments.masks or [], paper_masks.NAMES), (asked, known), (arguments.without, of_both)):
         if unknown := sorted(set(given) - set(accepted)):
             sys.exit(f"unknown: {', '.join(unknown)}; known: {', '.join(accepted)}")
     if arguments.seqlen % 128 or arguments.tokens % arguments.seqlen:
@@ -284,6 +288,6 @@ def check_arguments(arguments):
     heads = HIDDEN // arguments.head_dim
     if wrong := [n for n in arguments.heads_kv or [] if n < 1 or heads % n]:
         sys.exit(f"--heads-kv has {wrong[0]}; it must divide the query heads, {heads}")
-    arguments.contenders = [n for n in known if n in {"ours", "plan", *asked}]
+    arguments.contenders = [n for n in known if n in {"ours", "plan", *(set(asked) - set(arguments.without))}]
     arguments.head_dim_v = arguments.head_dim_v or arguments.head_dim
     arguments.what = f"{arguments.op}-d{arguments.head_dim}-dv{arguments.head_dim_v}-{arguments.seqlen // 1024}k"

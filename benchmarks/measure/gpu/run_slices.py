@@ -2,9 +2,11 @@
 """Several slices of the paper's benchmark (bench.py paper) at once: one measures while the others compile.
 
     python -m benchmarks.measure.gpu.run_slices --slices fwd:128:8192,fwd:128:32768,bwd:64:8192 --jobs 3
+    python -m benchmarks.measure.gpu.run_slices --slices stale --longest 32768
 
 Each slice is a process of its own with the receipt that `bench.py paper` writes. Only one of them uses the GPU at a
-time (gpu_lock.py); what the others trace and compile meanwhile is FlexAttention.
+time (gpu_lock.py); what the others trace and compile meanwhile is FlexAttention. `stale` are the cells in
+benchmarks/results of the kernel set in use that other machine code ran than the library's, the shortest first.
 """
 
 import argparse
@@ -12,6 +14,8 @@ import multiprocessing
 import multiprocessing.connection
 import re
 import sys
+
+from benchmarks import receipts
 
 
 def measure(words, semaphore):
@@ -25,6 +29,7 @@ def measure(words, semaphore):
         gpu_lock.give()
 
 
+STALE = "stale"
 FORMS = (
     "op:head_dim:seqlen (head_dim/head_dim_v), :mask+mask behind it, :kvN for N key heads behind that or in its place"
 )
@@ -43,12 +48,38 @@ def slice_of(text):
 
 
 def slices_of(text):
-    return [slice_of(part) for part in text.split(",")]
+    return text if text == STALE else [slice_of(part) for part in text.split(",")]
+
+
+def stale_slices(found, library, arch, longest=None):
+    """Slices of the cells of a kernel set in {file name: receipt} that are stale, up to a length."""
+    masks = {}
+    for _, case, state in receipts.judge(found, library):
+        if case and case["arch"] == arch and state != receipts.FRESH and case["seqlen"] <= (longest or case["seqlen"]):
+            sizes = tuple(case[name] for name in ("seqlen", "op", "head_dim", "head_dim_v", "heads_kv"))
+            masks.setdefault(sizes, []).append(case["mask"])
+    return [
+        slice_of(f"{op}:{head_dim}/{head_dim_v}:{seqlen}:{'+'.join(names)}:kv{heads_kv}")
+        for (seqlen, op, head_dim, head_dim_v, heads_kv), names in sorted(masks.items())
+    ]
+
+
+def stale_here(longest):
+    """stale_slices of benchmarks/results, by the library and the device here."""
+    from benchmarks.instruments import kernels_used
+
+    library = kernels_used.here()
+    found = stale_slices(receipts.load_folder(), library, library.arch, longest)
+    print(f"{len(found)} slices of {library.arch} have stale cells", flush=True)
+    return found
 
 
 def parse_arguments(words):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--slices", type=slices_of, required=True, help=f"comma-separated, each {FORMS}")
+    parser.add_argument(
+        "--slices", type=slices_of, required=True, help=f"{STALE}, or slices with commas between, each {FORMS}"
+    )
+    parser.add_argument("--longest", type=int, help=f"most rows of a slice, with --slices {STALE}")
     parser.add_argument(
         "--jobs", type=int, default=3, help="slices at once; each holds one cell's tensors, up to 45 GiB"
     )
@@ -77,7 +108,8 @@ def run(slices, jobs):
 
 def main(words=None):
     arguments, rest = parse_arguments(words)
-    return run([slice_ + rest for slice_ in arguments.slices], arguments.jobs)
+    slices = stale_here(arguments.longest) if arguments.slices == STALE else arguments.slices
+    return run([slice_ + rest for slice_ in slices], arguments.jobs)
 
 
 if __name__ == "__main__":
