@@ -345,21 +345,22 @@ MEMORY = (
 )
 
 
+def part_counts(parts):
+    """{part: [passed, failed, skipped]}; "NAME, from 5000" counts as a further process of "NAME"."""
+    counts = {}
+    for part in parts:
+        held = counts.setdefault(part["name"].partition(", from ")[0], [0, 0, 0])
+        held[:] = (n + part.get(key, 0) for n, key in zip(held, ("passed", "failed", "skipped")))
+    return counts
+
+
 def tests(topics):
     """Counts of `scripts/gpu-check tests`."""
     rows = [
-        [
-            kernel_set,
-            part["name"],
-            part["passed"],
-            part["failed"],
-            part.get("skipped") or "",
-            run["device"],
-            run["date"],
-        ]
+        [kernel_set, part, passed, failed, skipped or "", run["device"], run["date"]]
         for name in suites(topics)
         for run, kernel_set in [(topics[name], set_of(name))]
-        for part in figures_of(topics, name)["parts"]
+        for part, (passed, failed, skipped) in part_counts(figures_of(topics, name)["parts"]).items()
     ]
     said = paragraph(
         "`scripts/gpu-check tests` on the kernels of each set; a part that runs into its time limit counts as failed. "

@@ -19,7 +19,7 @@ from benchmarks.instruments import medians
 from benchmarks.masks import paper_masks
 from benchmarks.measure.gpu import sparsity_chart
 from benchmarks.report import __main__ as report
-from benchmarks.report import documents, missed_bars, performance_pages, pictures, shapes, unreceipted_peers
+from benchmarks.report import documents, missed_bars, performance_pages, pictures, sections, shapes, unreceipted_peers
 
 FWD, BWD = "sm90.fwd.bf16.d128.dv128.c3", "sm90.bwd.bf16.d128.dv128.c2"
 FRESH_COMMAND = f"run `{performance_pages.COMMAND}`"
@@ -55,6 +55,12 @@ def test_the_pages_judge_context_parallelism_as_its_receipt_was_judged():
         bars = missed_bars.of_context_parallel(run)
         held = sum(bar.passed for bar in bars)
         assert run["tests"] == {"passed": held, "failed": len(bars) - held}
+
+
+def test_processes_of_a_part_of_the_tests_are_counted_together():
+    parts = [{"name": "verify", "passed": 7, "failed": 0, "skipped": 1}]
+    parts += [{"name": f"verify --cases, from {n}", "passed": n, "failed": 1} for n in (10, 20)]
+    assert sections.part_counts(parts) == {"verify": [7, 0, 1], "verify --cases": [30, 2, 0]}
 
 
 def test_the_page_of_performance_is_one_that_one_reads():
