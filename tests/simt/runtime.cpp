@@ -160,9 +160,6 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int index) 
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
       *value = d.shared_bytes_of_block;
       return cudaSuccess;
-    case cudaDevAttrMemoryPoolsSupported:
-      *value = 1;
-      return cudaSuccess;
     default:
       return cudaErrorInvalidValue;
   }
@@ -196,14 +193,6 @@ cudaError_t cudaFree(void* memory) {
   ::operator delete(memory, kAlignment);
   return cudaSuccess;
 }
-// Pools keep nothing.
-cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int) {
-  *pool = nullptr;
-  return cudaSuccess;
-}
-cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*) { return cudaSuccess; }
-cudaError_t cudaMallocAsync(void** memory, std::size_t bytes, cudaStream_t) { return cudaMalloc(memory, bytes); }
-cudaError_t cudaFreeAsync(void* memory, cudaStream_t) { return cudaFree(memory); }
 cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind) {
   if (bytes > 0) std::memcpy(to, from, bytes);  // whose pointers must not be null
   return cudaSuccess;

@@ -11,8 +11,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <cstdint>
-
 namespace flashmask::numerics {
 namespace {
 
@@ -22,27 +20,12 @@ void check(cudaError_t error, std::string_view what) {
               fmt::format("{}: {}", what, cudaGetErrorString(error)));
 }
 
-/// True if the device has a memory pool, which then keeps what is freed: cudaMalloc and cudaFree wait for the device,
-/// and many threads that check small cases would wait most of the time.
-bool has_pool() {
-  static const bool has = [] {
-    int supported = 0;
-    cudaMemPool_t pool = nullptr;
-    uint64_t kept = UINT64_MAX;
-    return cudaDeviceGetAttribute(&supported, cudaDevAttrMemoryPoolsSupported, 0) == cudaSuccess && supported &&
-           cudaDeviceGetDefaultMemPool(&pool, 0) == cudaSuccess &&
-           cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &kept) == cudaSuccess;
-  }();
-  return has;
-}
-
 }  // namespace
 
 DeviceMemory::DeviceMemory(std::size_t size) : size_(size) {
   if (size_ == 0) return;
   void* data = nullptr;
-  check(has_pool() ? cudaMallocAsync(&data, size_, nullptr) : cudaMalloc(&data, size_),
-        fmt::format("allocation of {} bytes on the device", size_));
+  check(cudaMalloc(&data, size_), fmt::format("cudaMalloc of {} bytes", size_));
   data_ = static_cast<std::byte*>(data);
 }
 
@@ -51,12 +34,7 @@ DeviceMemory::DeviceMemory(std::span<const std::byte> from) : DeviceMemory(from.
 }
 
 DeviceMemory::~DeviceMemory() {
-  if (!data_) return;
-  if (has_pool()) {
-    cudaFreeAsync(data_, nullptr);
-  } else {
-    cudaFree(data_);
-  }
+  if (data_) cudaFree(data_);
 }
 
 void DeviceMemory::copy_to(std::span<std::byte> to) const {

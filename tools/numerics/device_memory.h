@@ -6,7 +6,7 @@
 
 namespace flashmask::numerics {
 
-/// Memory of CUDA device 0, for work on the default stream. In a build without CUDA every use throws Error.
+/// Memory of CUDA device 0. In a build without CUDA every use throws Error.
 class DeviceMemory {
  public:
   /// Memory that holds anything.
