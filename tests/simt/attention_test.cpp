@@ -113,8 +113,8 @@ TEST(OnTheHost, InWhateverTurns) {
 }
 
 /// Random cases in which each rounding shows: few rows of a head see keys, float16 under a softcap, and few large
-/// numbers, after dropout and without; one in which keys that nobody sees would change the unit of dq's sums; parts, by
-/// whose place in a whole dropout keeps weights.
+/// numbers, after dropout and without; one in which keys that nobody sees would change the unit of dq's sums; and two
+/// that are parts of a whole, by whose numbers dropout keeps weights.
 constexpr std::string_view kHardCases[] = {
     "family=padding seed=16003417368406244727 batch=2 seqlen_q=65 seqlen_k=23 heads_q=21 heads_kv=3 head_dim=16 "
     "head_dim_v=16 dtype=float16 mask_heads=q mask_batch=1 block_mask=none layout=bshd dout=expanded dlse=no plan=yes "

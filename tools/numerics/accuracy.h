@@ -8,8 +8,9 @@
 
 /// The accuracy rule: how far a result may be from the oracle's.
 ///   16-bit types: 2 x the error of the plain implementation (plain.h) on the same values + 1e-5. dq and dk may keep to
-///     that against the oracle, or against the exact gradients for the rounded out that the backward is handed; the
-///     plain implementation's error is taken as at least half a unit in the last place of the largest number;
+///     that against the oracle, or against the exact gradients for the rounded out that the backward is handed. In
+///     `flashmask verify` the plain implementation's error is at least half a unit in the last place of the largest
+///     number, which it may have rounded well by chance;
 ///   float32: 1e-5 x the largest value of the oracle's, at least 2^-126; of dq and dk, which are differences of two
 ///     sums (P dP and P delta times K or Q) and may cancel, `flashmask run` takes 2e-6 x their largest if it is more;
 ///   dsink: 1e-5 x a sum of the size that its terms usually have, in every type (tools/verify/check.cpp);

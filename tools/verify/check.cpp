@@ -211,8 +211,7 @@ class AccuracyCheck {
     const auto limit = [&](int64_t b, int64_t h) {
       if (is_float32()) return largest_limit(oracle_.out, b, h);
       const Limit of_plain = output_limit(oracle_.out, plain_.results.out, b, h);
-      const bool rounded = !c_.features.partial;
-      return rounded ? at_least_rounding(of_plain, oracle_.out.head(b, h)) : of_plain;
+      return c_.features.partial ? of_plain : at_least_rounding(of_plain, oracle_.out.head(b, h));
     };
     check_heads("out", got_.out, {oracle_.out, limit}, verdict_);
   }
