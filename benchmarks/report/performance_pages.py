@@ -200,8 +200,11 @@ def mma_sync_text(cases):
     for op in ("fwd", "bwd"):
         rows = [row for row in cell_bars.rows_of(cases, op) if not row["grouped"]]
         of_masks = [row for row in rows if row["head_dim"] in cell_bars.MMA_SYNC_MASK_DIMS]
-        means = {NAMES[key]: cell_bars.mean_of(of, key) for key, of in (("flex", of_masks), ("fa2", rows))}
-        shares = [f"{mean:.2f} of {name}'s" for name, mean in means.items() if mean]
+        shares = [
+            f"{cell_bars.mean_of(of, key):.2f} of {NAMES[key]}'s in {count} cells"
+            for key, of in (("flex", of_masks), ("fa2", rows))
+            if (count := sum(row[key] is not None for row in of))
+        ]
         words += [f"{DIRECTIONS[op]}, {listed(shares)}"] if shares else []
     if not words:
         return ""

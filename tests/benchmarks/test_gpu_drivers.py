@@ -134,7 +134,7 @@ def test_slices_with_grouped_heads(capsys):
     assert "'fwd:kv8' is not op:head_dim:seqlen" in capsys.readouterr().err
 
 
-def test_slices_of_stale_cells(tmp_path, monkeypatch):
+def test_slices_of_stale_cells(tmp_path, monkeypatch, capsys):
     """Only the kernel set's, the shortest first; the masks of a slice in the receipt's order."""
     fake_kernels.put_in_place(monkeypatch)
     file = invented.library_file(tmp_path)
@@ -158,6 +158,9 @@ def test_slices_of_stale_cells(tmp_path, monkeypatch):
     (of_sm80,) = run_slices.stale_slices(found, library, "sm80")
     assert of_sm80[2:7] == ["fwd", "--head-dim", "128", "--seqlen", "8192"]
     assert run_slices.parse_arguments(["--slices", "stale"])[0].slices == run_slices.STALE
+    with pytest.raises(SystemExit):
+        run_slices.parse_arguments(["--slices", "fwd:64:8192", "--longest", "8192"])
+    assert "--longest is 8192, which only --slices stale takes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("op", ["fwd", "bwd"])

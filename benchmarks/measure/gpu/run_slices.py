@@ -5,8 +5,8 @@
     python -m benchmarks.measure.gpu.run_slices --slices stale --longest 32768
 
 Each slice is a process of its own with the receipt that `bench.py paper` writes. Only one of them uses the GPU at a
-time (gpu_lock.py); what the others trace and compile meanwhile is FlexAttention. `stale` are the cells in
-benchmarks/results of the kernel set in use that other machine code ran than the library's, the shortest first.
+time (gpu_lock.py); what the others trace and compile meanwhile is FlexAttention. `stale` stands for all cells of the
+kernel set in use whose receipt in benchmarks/results is of other machine code than the library's, the shortest first.
 """
 
 import argparse
@@ -79,11 +79,14 @@ def parse_arguments(words):
     parser.add_argument(
         "--slices", type=slices_of, required=True, help=f"{STALE}, or slices with commas between, each {FORMS}"
     )
-    parser.add_argument("--longest", type=int, help=f"most rows of a slice, with --slices {STALE}")
+    parser.add_argument("--longest", type=int, help=f"longest sequence, with --slices {STALE}; default: any")
     parser.add_argument(
         "--jobs", type=int, default=3, help="slices at once; each holds one cell's tensors, up to 45 GiB"
     )
-    return parser.parse_known_args(words)
+    arguments, rest = parser.parse_known_args(words)
+    if arguments.longest and arguments.slices != STALE:
+        parser.error(f"--longest is {arguments.longest}, which only --slices {STALE} takes")
+    return arguments, rest
 
 
 def run(slices, jobs):
