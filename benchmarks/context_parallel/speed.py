@@ -28,7 +28,6 @@ import argparse
 import dataclasses
 import json
 import os
-import random
 import shlex
 import statistics
 import sys
@@ -47,6 +46,7 @@ from benchmarks.context_parallel import contenders
 from benchmarks.context_parallel.bars import PEERS, both, joint_judgements, judgements, run_judgements
 from benchmarks.context_parallel.placement import KINDS, document_mask
 from benchmarks.instruments import kernels_used, timing
+from benchmarks.instruments.orders import orders
 
 LENGTHS = {"cuda": ((32768, 2), (131072, 1)), "cpu": ((1024, 2), (2048, 1))}
 HEADS = {"cuda": ((8, 1), (32, 4), (64, 8)), "cpu": ((4, 1), (4, 2))}
@@ -141,9 +141,9 @@ def measure(layers, rounds, device):
     for name, layer in layers.items():
         run(layer, 1, device)
         repeats[name] = max(1, min(20, round(STEP_MS[device.type] / sum(run(layer, 1, device)[:2]))))
-    samples, shuffle = {name: [] for name in layers}, random.Random(0)
-    for _ in range(rounds):
-        for name in shuffle.sample(list(layers), len(layers)):
+    samples = {name: [] for name in layers}
+    for order in orders(layers, rounds):
+        for name in order:
             samples[name].append(run(layers[name], repeats[name], device))
     names = ("forward_ms", "backward_ms", "forward_host_ms", "backward_host_ms")
     return {

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time on a GPU, by CUDA events around as many calls as fill a measurement, in an order shuffled anew each round.
+"""Time on a GPU, by CUDA events around as many calls as fill a measurement, in another order each round (orders.py).
 
-The card's power state carries over from one kernel to the next, so a fixed order would favour a kernel that
-follows a light one; and each measurement begins with an untimed call of its own, which also hides the first launch.
+Each measurement begins with an untimed call of its own: the card's power state carries over from one kernel to the
+next, and a first launch takes longer.
 """
 
-import random
 import subprocess
 import sys
 import time
 
 import torch
+
+from benchmarks.instruments.orders import orders
 
 
 def event_ms(call, repeats, lead_in=1):
@@ -57,10 +58,7 @@ def interleaved(contenders, rounds, target_ms=30.0, seed=0):
     for contender in contenders.values():
         contender.warm_up(target_ms)
     samples = {name: [] for name in contenders}
-    shuffle = random.Random(seed)
-    for n in range(rounds):
-        order = list(contenders)
-        shuffle.shuffle(order)
+    for n, order in enumerate(orders(contenders, rounds, seed)):
         for name in order:
             resting = contenders[name].rounds is not None and n >= contenders[name].rounds
             samples[name].append(None if resting else contenders[name].measure())

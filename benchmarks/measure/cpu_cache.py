@@ -8,12 +8,11 @@ reading the cache's memory, in one run.
 
 32 query heads over 8 key heads, d = 128, pages of 16 keys in a random order. PyTorch gets contiguous keys, whose
 gathering is not timed (scaled_dot_product_attention, enable_gqa). Reading sums the same bytes as 64-bit integers with
-as many threads. Contenders take turns in every round, shuffled anew; figures are medians, and ratios medians of ratios.
+as many threads. Contenders take turns, in another order each round; figures are medians, ratios medians of ratios.
 """
 
 import argparse
 import json
-import random
 import sys
 import time
 from pathlib import Path
@@ -21,6 +20,8 @@ from statistics import median
 
 import torch
 from flashmask.inference import KvCache, flashmask_with_kvcache
+
+from benchmarks.instruments.orders import orders
 
 HEADS_Q, HEADS_KV, DIM, PAGE = 32, 8, 128, 16
 
@@ -55,10 +56,7 @@ def contenders(dtype, batch, keys):
 def measure(dtype, batch, keys, rounds):
     functions, size = contenders(dtype, batch, keys)
     times = {name: [] for name in functions}
-    shuffle = random.Random(0)
-    for n in range(rounds):
-        order = list(functions)
-        shuffle.shuffle(order)
+    for n, order in enumerate(orders(functions, rounds)):
         for name in order:
             times[name].append(seconds(functions[name]))
         print(f"\r{dtype}: round {n + 1}/{rounds} ({(n + 1) / rounds:.0%})", end="", file=sys.stderr, flush=True)

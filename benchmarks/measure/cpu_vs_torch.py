@@ -19,7 +19,6 @@ float32 multiply-adds that build/release/bin/fma_peak measures in the same round
 import argparse
 import ctypes as C
 import json
-import random
 import subprocess
 import sys
 import time
@@ -30,6 +29,7 @@ import numpy as np
 from flashmask import capi
 
 from benchmarks import ROOT
+from benchmarks.instruments.orders import orders
 from benchmarks.masks.paper_masks import NAMES, paper_mask
 
 lib = capi.load()
@@ -121,14 +121,11 @@ def seconds(function):
 
 
 def interleaved(contenders, rounds, label):
-    """Seconds of every contender in every round, in an order shuffled anew each round."""
+    """Seconds of every contender in every round, in another order each round."""
     times = {name: [] for name in contenders}
-    shuffle = random.Random(0)
     for function in contenders.values():
         function()  # warm-up
-    for n in range(rounds):
-        order = list(contenders)
-        shuffle.shuffle(order)
+    for n, order in enumerate(orders(contenders, rounds)):
         for name in order:
             times[name].append(seconds(contenders[name]))
         print(f"\r{label}: round {n + 1}/{rounds}", end="", file=sys.stderr, flush=True)

@@ -23,7 +23,7 @@ def head(run, held):
     return paragraph(
         f"One new row a request over bfloat16 caches ({run['date']}, {run['device']}; {software}), beside "
         f"{listed(list(PEERS.values()))} where they take a shape. Caches are rotated past L2, calls replayed from CUDA "
-        "graphs, contenders shuffled every round. [How it works, and what was tried](../kernels/decode.md); "
+        "graphs, contenders in another order each round. [How it works, and what was tried](../kernels/decode.md); "
         f"[every cell]({CELLS})."
     )
 

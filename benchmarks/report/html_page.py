@@ -130,7 +130,7 @@ def page(cases, figures, hidden, library):
         parts += [
             "<h2>Bars</h2>",
             "<p>Every ratio is speed, with our plan's own time counted as ours: "
-            "medians over rounds in which the contenders took turns in shuffled order.</p>",
+            "medians over rounds in which the contenders took turns, in another order each time.</p>",
             check_list(bars(merged)),
         ]
     for alike in by_shape(merged):

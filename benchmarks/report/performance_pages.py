@@ -250,7 +250,7 @@ METHOD = (
     "(heads x head dim), bfloat16, standard normal values, and one of twelve masks for the whole batch.",
     "In each cell our result is first checked against float64, and the other kernels' against ours. A cell that fails "
     "is not timed.",
-    "Then all kernels take turns, in an order shuffled anew in every round, in one process on one GPU. Times are "
+    "Then all kernels take turns, in another order each round, in one process on one GPU. Times are "
     "medians over the rounds, ratios medians of the ratios within a round, so that a card that slows down as it warms "
     "does not favour anyone. Compare ratios, not times, between runs.",
     "TFLOP/s count the 128 x 128 tiles that hold a visible element; *live* is their share. Ours counts the plan.",

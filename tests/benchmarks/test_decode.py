@@ -168,7 +168,7 @@ def steps(monkeypatch):
 
     from benchmarks.peers import fa3_cache, flashinfer_caches, vllm_triton
 
-    def in_turns(contenders, rounds, shuffle):
+    def in_turns(contenders, rounds, seed):
         for contender in contenders.values():
             contender.call(contender.count - 1)
         return {name: [1.0 + n for n in range(rounds)] for name in contenders}

@@ -2,7 +2,7 @@
 """Caches of one shape on a GPU, our calls over them, and the time of calls that take turns.
 
 A contender's calls are captured in a CUDA graph that walks through caches of 1.25 GB or more, so that L2 serves
-nothing; graphs are replayed in turn, shuffled anew in every round.
+nothing; graphs are replayed in turn, in another order each round.
 """
 
 import json
@@ -12,6 +12,7 @@ import torch
 from flashmask.inference import CachePlan, KvCache, explain, flashmask_with_kvcache
 
 from benchmarks.instruments.medians import middle, ratio, spread
+from benchmarks.instruments.orders import orders
 
 ROTATED_BYTES = int(1.25e9)
 REPLAY_SECONDS, MOST_CALLS = 3e-3, 256  # of a graph
@@ -122,12 +123,10 @@ def microseconds(graph):
     return begin.elapsed_time(end) * 1e3
 
 
-def in_turns(contenders, rounds, shuffle):
+def in_turns(contenders, rounds, seed):
     """{name: microseconds of a call in each round}"""
     graphs, times = {name: graph_of(contender) for name, contender in contenders.items()}, {n: [] for n in contenders}
-    for _ in range(rounds):
-        order = list(graphs)
-        shuffle.shuffle(order)
+    for order in orders(graphs, rounds, seed):
         for name in order:
             times[name].append(microseconds(graphs[name]) / contenders[name].calls)
     return times

@@ -35,7 +35,7 @@ class Session:
     """The pools, the stream, and the kernels that ran."""
 
     def __init__(self, arguments):
-        self.arguments, self.shuffle, self.kernels = arguments, random.Random(0), set()
+        self.arguments, self.seeds, self.kernels = arguments, random.Random(0), set()
         torch.manual_seed(0)
         torch.set_grad_enabled(False)  # as in inference: it costs the host time
         self.pools = [torch.empty(POOL_ELEMENTS, dtype=torch.bfloat16, device="cuda").normal_() for _ in range(2)]
@@ -48,7 +48,7 @@ class Session:
     def find_stream(self):
         """The fastest number of stages."""
         made = {n: Contender(stream.Stream(self.pools[0], n), 1, CALLS_OF_STREAM) for n in stream.STAGES}
-        times = {n: median(own) for n, own in in_turns(made, self.arguments.rounds, self.shuffle).items()}
+        times = {n: median(own) for n, own in in_turns(made, self.arguments.rounds, self.seeds.random()).items()}
         self.stream = made[min(times, key=times.get)]
         self.streams |= {str(n): made[n].call.bytes / us / 1e3 for n, us in times.items()}
         return []
@@ -80,7 +80,7 @@ class Session:
         return cell, calls, left_out | {f"{name}_tree": why for name, why in no_trees.items()}
 
     def turns(self, contenders, rounds=None):
-        return in_turns(contenders, rounds or self.arguments.rounds, self.shuffle)
+        return in_turns(contenders, rounds or self.arguments.rounds, self.seeds.random())
 
 
 # --- Cells: every layout of a shape, all contenders in the same rounds ----------------------------------

@@ -8,9 +8,8 @@ manager. As answers of random weights hang on rounding, how far they agree is pu
 tests/integrations compare tokens, in float32.
 """
 
-import random
-
 from benchmarks.instruments.medians import middle, ratio_figures, spread
+from benchmarks.instruments.orders import orders
 from benchmarks.peers import LeftOut
 
 HEAD_DIM = 64
@@ -58,10 +57,10 @@ def first_answers(workload, contenders):
 
 
 def speeds_of(workload, contenders, rounds, progress):
-    """{contender: tokens a second of each round}, in a new order every round."""
-    speeds, shuffle = {contender: [] for contender in contenders}, random.Random(0)
-    for n in range(rounds):
-        for contender in shuffle.sample(list(speeds), len(speeds)):
+    """{contender: tokens a second of each round}, in another order each round."""
+    speeds = {contender: [] for contender in contenders}
+    for n, order in enumerate(orders(contenders, rounds)):
+        for contender in order:
             speeds[contender].append(workload.answers(CONTENDERS[contender])[0])
         progress.step(1, f"round {n + 1} of {rounds}")
     return speeds

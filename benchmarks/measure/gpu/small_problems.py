@@ -10,7 +10,6 @@ them shows what PyTorch takes for any operators.
 
 import contextlib
 import os
-import random
 import time
 
 import torch
@@ -20,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks import ROOT
 from benchmarks.instruments.kernels_used import case_of
 from benchmarks.instruments.medians import middle, ratio, spread
+from benchmarks.instruments.orders import orders
 from benchmarks.masks import paper_masks
 from benchmarks.masks.flex_masks import flex_mask
 from benchmarks.measure.gpu.forward_cell import FlexPeer, device_mask, to_device
@@ -151,10 +151,8 @@ def both_contenders_of(mask_name, head_dim, heads, seqlen):
 
 
 def measured(contenders, rounds):
-    samples, shuffle = {name: [] for name in contenders}, random.Random(0)
-    for _ in range(rounds):
-        order = list(contenders)
-        shuffle.shuffle(order)
+    samples = {name: [] for name in contenders}
+    for order in orders(contenders, rounds):
         for name in order:
             call, context = contenders[name]
             with context():

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Latency against block sparsity at 32K, d = 128, 65536 tokens: it should be a line through zero."""
 
-import random
 import time
 
 import torch
@@ -10,6 +9,7 @@ from harness.calls import Forward, Plan
 from benchmarks import receipts
 from benchmarks.instruments.kernels_used import case_of
 from benchmarks.instruments.medians import bucket_of, line_fit, middle
+from benchmarks.instruments.orders import orders
 from benchmarks.instruments.timing import Contender
 from benchmarks.masks.sparsity_masks import KINDS, fill_buckets
 from benchmarks.measure.gpu.forward_cell import device_mask
@@ -28,14 +28,12 @@ def call_of(inputs, out, mask):
 
 
 def measured(masks, calls, rounds, progress):
-    """Milliseconds of every mask: the median over rounds in an order shuffled anew."""
+    """Milliseconds of every mask: the median over rounds, in another order each."""
     contenders = [Contender(call.launch) for call in calls]
     for contender in contenders:
         contender.warm_up(TARGET_MS)
-    samples, shuffle = [[] for _ in masks], random.Random(0)
-    for n in range(rounds):
-        order = list(range(len(masks)))
-        shuffle.shuffle(order)
+    samples = [[] for _ in masks]
+    for n, order in enumerate(orders(range(len(masks)), rounds)):
         for at in order:
             samples[at].append(contenders[at].measure())
         progress.step(1, f"sparsity: round {n + 1} of {rounds}")
