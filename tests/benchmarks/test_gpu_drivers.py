@@ -21,7 +21,7 @@ import pytest
 from benchmarks import ROOT, cell_bars, peers, receipts
 from benchmarks.instruments import kernels_used, medians
 from benchmarks.masks import paper_masks
-from benchmarks.measure.gpu import bench, cycles, paper, run_slices
+from benchmarks.measure.gpu import bench, cycles, paper, run_slices, slices
 
 
 @pytest.fixture
@@ -123,11 +123,11 @@ def test_another_kernel_set_has_receipts_and_contenders_of_its_own(dry_run, tmp_
 
 
 def test_slices_with_grouped_heads(capsys):
-    assert run_slices.slices_of("fwd:128:8192:kv8,bwd:64:8192:full+causal:kv8") == [
+    assert slices.slices_of("fwd:128:8192:kv8,bwd:64:8192:full+causal:kv8") == [
         ["paper", "--op", "fwd", "--head-dim", "128", "--seqlen", "8192", "--heads-kv", "8"],
         ["paper", "--op", "bwd", "--head-dim", "64", "--seqlen", "8192", "--masks", "full,causal", "--heads-kv", "8"],
     ]
-    (of_two_dims,) = run_slices.slices_of("bwd:192/128:8192:full")
+    (of_two_dims,) = slices.slices_of("bwd:192/128:8192:full")
     assert of_two_dims[3:5] == ["--head-dim", "192"] and of_two_dims[-2:] == ["--head-dim-v", "128"]
     with pytest.raises(SystemExit):
         run_slices.parse_arguments(["--slices", "fwd:kv8"])
@@ -151,13 +151,13 @@ def test_slices_of_stale_cells(tmp_path, monkeypatch, capsys):
             case["kernel_hashes"] |= {name: "old" for name in case["kernel_hashes"] if stale}
     found = {f"{receipt['what']}.json": receipt for receipt in made}
     library = receipts.Library(file)
-    short = run_slices.slices_of("bwd:64/64:8192:causal:kv8,bwd:64/64:8192:full+causal:kv64")
-    (long,) = run_slices.slices_of("fwd:64/64:32768:full:kv64")
-    assert run_slices.stale_slices(found, library, "sm90") == [*short, long]
-    assert run_slices.stale_slices(found, library, "sm90", 8192) == short
-    (of_sm80,) = run_slices.stale_slices(found, library, "sm80")
+    short = slices.slices_of("bwd:64/64:8192:causal:kv8,bwd:64/64:8192:full+causal:kv64")
+    (long,) = slices.slices_of("fwd:64/64:32768:full:kv64")
+    assert slices.stale_slices(found, library, "sm90") == [*short, long]
+    assert slices.stale_slices(found, library, "sm90", 8192) == short
+    (of_sm80,) = slices.stale_slices(found, library, "sm80")
     assert of_sm80[2:7] == ["fwd", "--head-dim", "128", "--seqlen", "8192"]
-    assert run_slices.parse_arguments(["--slices", "stale"])[0].slices == run_slices.STALE
+    assert run_slices.parse_arguments(["--slices", "stale"])[0].slices == slices.STALE
     with pytest.raises(SystemExit):
         run_slices.parse_arguments(["--slices", "fwd:64:8192", "--longest", "8192"])
     assert "--longest is 8192, which only --slices stale takes" in capsys.readouterr().err
@@ -173,13 +173,13 @@ def test_contenders_of_either_op_are_left_out(dry_run, op):
 def test_flex_is_compiled_for_the_cells_that_are_measured():
     from benchmarks.measure.gpu import compile_flex
 
-    arguments = compile_flex.parse_arguments(["--op", "fwd", "--head-dims", "64", "--seqlens", "8192"])
-    measured = paper.cells_of(
-        argparse.Namespace(
-            op="fwd", head_dim=64, head_dim_v=64, seqlen=8192, tokens=paper.TOKENS, masks=None, heads_kv=None
-        )
+    arguments = compile_flex.parse_arguments(["--slices", "fwd:64:8192,bwd:192/128:8192:full+causal"])
+    *forward, full, causal = compile_flex.cells_of(arguments)
+    of_paper = argparse.Namespace(
+        op="fwd", head_dim=64, head_dim_v=64, seqlen=8192, tokens=paper.TOKENS, masks=None, heads_kv=None
     )
-    assert [cell.label for cell in compile_flex.cells_of(arguments)] == [cell.label for cell in measured]
+    assert [cell.label for cell in forward] == [cell.label for cell in paper.cells_of(of_paper)]
+    assert (full.op, full.label) == ("bwd", "d=192/128 S=8192 full") and causal.causal
 
 
 # --- Samples ----------------------------------------------------------------------------------------

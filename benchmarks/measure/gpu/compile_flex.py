@@ -4,15 +4,17 @@
 torch keeps what it compiled on disk, where the measurements that follow find it: compiling one cell after the other
 takes longer than measuring them.
 
-    python -m benchmarks.measure.gpu.compile_flex --op fwd,bwd --head-dims 64,128 --seqlens 8192,32768 --jobs 8
+    python -m benchmarks.measure.gpu.compile_flex --slices fwd:128:8192,bwd:64:8192 --jobs 8
+    python -m benchmarks.measure.gpu.compile_flex --slices stale --longest 32768
+
+The slices are those of run_slices.py.
 """
 
 import argparse
-import itertools
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
-from benchmarks.measure.gpu import paper
+from benchmarks.measure.gpu import bench, paper, slices
 
 
 def compile_cell(cell):
@@ -45,32 +47,15 @@ def compile_cell(cell):
 
 def parse_arguments(words):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--op", type=paper.names, default=["fwd", "bwd"])
-    parser.add_argument("--head-dims", type=paper.numbers, default=[128, 64])
-    parser.add_argument("--seqlens", type=paper.numbers, default=[8192, 32768, 131072])
-    parser.add_argument("--masks", type=paper.names, help="default: all, and some with grouped heads")
-    parser.add_argument("--heads-kv", type=paper.numbers, help="as of bench.py paper")
+    slices.add_arguments(parser)
     parser.add_argument("--jobs", type=int, default=8, help="processes; each holds one cell's tensors, up to 12 GiB")
-    return parser.parse_args(words)
+    arguments = parser.parse_args(words)
+    slices.check_arguments(parser, arguments)
+    return arguments
 
 
 def cells_of(arguments):
-    shapes = itertools.product(arguments.seqlens, arguments.head_dims, arguments.op)
-    return [
-        cell
-        for seqlen, head_dim, op in shapes
-        for cell in paper.cells_of(
-            argparse.Namespace(
-                op=op,
-                head_dim=head_dim,
-                head_dim_v=head_dim,
-                seqlen=seqlen,
-                tokens=paper.TOKENS,
-                masks=arguments.masks,
-                heads_kv=arguments.heads_kv,
-            )
-        )
-    ]
+    return [cell for words in slices.chosen(arguments) for cell in paper.cells_of(bench.parse(words))]
 
 
 def main(words=None):

@@ -12,10 +12,9 @@ kernel set in use whose receipt in benchmarks/results is of other machine code t
 import argparse
 import multiprocessing
 import multiprocessing.connection
-import re
 import sys
 
-from benchmarks import receipts
+from benchmarks.measure.gpu import slices
 
 
 def measure(words, semaphore):
@@ -29,70 +28,21 @@ def measure(words, semaphore):
         gpu_lock.give()
 
 
-STALE = "stale"
-FORMS = (
-    "op:head_dim:seqlen (head_dim/head_dim_v), :mask+mask behind it, :kvN for N key heads behind that or in its place"
-)
-
-
-def slice_of(text):
-    """bench.py arguments for fwd:128:8192, bwd:192/128:8192:full+causal, fwd:64:8192:kv8 or fwd:64:8192:causal:kv8."""
-    parts = text.split(":")
-    heads_kv = ["--heads-kv", parts.pop()[2:]] if re.fullmatch(r"kv\d+", parts[-1]) else []
-    if len(parts) not in (3, 4):
-        raise argparse.ArgumentTypeError(f"'{text}' is not {FORMS}")
-    parts[1], _, head_dim_v = parts[1].partition("/")
-    words = zip(("--op", "--head-dim", "--seqlen", "--masks"), (part.replace("+", ",") for part in parts))
-    of_v = ["--head-dim-v", head_dim_v] if head_dim_v else []
-    return ["paper", *(word for pair in words for word in pair), *of_v, *heads_kv]
-
-
-def slices_of(text):
-    return text if text == STALE else [slice_of(part) for part in text.split(",")]
-
-
-def stale_slices(found, library, arch, longest=None):
-    """Slices of the cells of a kernel set in {file name: receipt} that are stale, up to a length."""
-    masks = {}
-    for _, case, state in receipts.judge(found, library):
-        if case and case["arch"] == arch and state != receipts.FRESH and case["seqlen"] <= (longest or case["seqlen"]):
-            sizes = tuple(case[name] for name in ("seqlen", "op", "head_dim", "head_dim_v", "heads_kv"))
-            masks.setdefault(sizes, []).append(case["mask"])
-    return [
-        slice_of(f"{op}:{head_dim}/{head_dim_v}:{seqlen}:{'+'.join(names)}:kv{heads_kv}")
-        for (seqlen, op, head_dim, head_dim_v, heads_kv), names in sorted(masks.items())
-    ]
-
-
-def stale_here(longest):
-    """stale_slices of benchmarks/results, by the library and the device here."""
-    from benchmarks.instruments import kernels_used
-
-    library = kernels_used.here()
-    found = stale_slices(receipts.load_folder(), library, library.arch, longest)
-    print(f"{len(found)} slices of {library.arch} have stale cells", flush=True)
-    return found
-
-
 def parse_arguments(words):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--slices", type=slices_of, required=True, help=f"{STALE}, or slices with commas between, each {FORMS}"
-    )
-    parser.add_argument("--longest", type=int, help=f"longest sequence, with --slices {STALE}; default: any")
+    slices.add_arguments(parser)
     parser.add_argument(
         "--jobs", type=int, default=3, help="slices at once; each holds one cell's tensors, up to 45 GiB"
     )
     arguments, rest = parser.parse_known_args(words)
-    if arguments.longest and arguments.slices != STALE:
-        parser.error(f"--longest is {arguments.longest}, which only --slices {STALE} takes")
+    slices.check_arguments(parser, arguments)
     return arguments, rest
 
 
-def run(slices, jobs):
+def run(commands, jobs):
     """The worst exit status. A process that died may have died with the turn, so all the others are ended."""
     context = multiprocessing.get_context("spawn")
-    semaphore, waiting, running, worst = context.Semaphore(1), list(slices), {}, 0
+    semaphore, waiting, running, worst = context.Semaphore(1), list(commands), {}, 0
     while waiting or running:
         while waiting and len(running) < jobs:
             process = context.Process(target=measure, args=(waiting.pop(0), semaphore))
@@ -111,8 +61,7 @@ def run(slices, jobs):
 
 def main(words=None):
     arguments, rest = parse_arguments(words)
-    slices = stale_here(arguments.longest) if arguments.slices == STALE else arguments.slices
-    return run([slice_ + rest for slice_ in slices], arguments.jobs)
+    return run([words + rest for words in slices.chosen(arguments)], arguments.jobs)
 
 
 if __name__ == "__main__":
