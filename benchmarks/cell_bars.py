@@ -2,21 +2,16 @@
 """Measured cases, forward, backward or both together, against the bars: FlashMask V3 and cuDNN for Hopper's kernels;
 for mma.sync's kernels FlashAttention-2, the visible share of their own time, FlexAttention and SDPA with a dense mask.
 
-Every ratio counts our plan's own time as ours and is speed: their time over our time. FlashMask V3's is the case's own
-where it was a peer of the run; otherwise it comes from data/flashmask_v3.json, the last that was measured next to our
-kernels, with its date, or is not known.
+Every ratio counts our plan's own time as ours and is speed: their time over our time. A peer that took no part in the
+case's run has its last one, with a date (receipts.py), or none.
 """
 
-import functools
-import json
 import math
-from pathlib import Path
 from statistics import median
 
-from benchmarks import DATA, receipts
+from benchmarks import receipts
 
-V3, V3_FILE = "flashmask_v3", DATA / "flashmask_v3.json"
-V3_CELL = ("op", "head_dim", "seqlen", "mask", "heads_kv")  # what tells the file's cells apart
+V3 = "flashmask_v3"
 # op, head_dim: (seqlens, each cell, geometric mean), ours over V3; of both together only the mean has a bar
 V3_BARS = {
     "fwd": {128: ((8192, 32768, 131072), 1.0, 1.15), 64: ((8192, 32768), 1.0, 1.20)},
@@ -39,35 +34,9 @@ OF_ONE_DIRECTION = ("deterministic", "dense", "plain")
 OURS_OTHERWISE = ("deterministic", receipts.SMALL)  # reported as their time over ours, without a plan
 
 
-@functools.cache
-def v3_cells(path):
-    """data/flashmask_v3.json, and its cells by V3_CELL."""
-    held = json.loads(Path(path).read_text())
-    return held, {tuple(cell[name] for name in V3_CELL): cell for cell in held["cells"]}
-
-
-def v3_record(case):
-    """The file's {date, over_ours} of a case's cell; None if there is none, or the case is of another size or kernel
-    set."""
-    held, cells = v3_cells(V3_FILE)
-    sizes = case["batch"] * case["seqlen"], case["heads"] * case["head_dim"], case["head_dim_v"], case["dtype"]
-    same = sizes == (held["tokens"], held["hidden"], case["head_dim"], held["dtype"])
-    return cells.get(tuple(case[name] for name in V3_CELL)) if same and case["arch"] == receipts.HOPPER else None
-
-
-def with_v3(case):
-    """The case with FlashMask V3 among its peers, if that is known; `recorded` is the date of a ratio from the file."""
-    record = None if V3 in case["peers"] or case["op"] == "total" else v3_record(case)
-    if record is None:
-        return case
-    ratio = record["over_ours"]
-    figures = {"ms": ratio * case["ours_ms"], "ratio": ratio, "recorded": record["date"]}
-    return {**case, "peers": {**case["peers"], V3: figures}}
-
-
-def v3_dates(cases):
-    """Dates of the ratios over FlashMask V3 that come from the file, in order."""
-    figures = (with_v3(case)["peers"].get(V3, {}) for case in cases)
+def recorded_dates(cases, peer):
+    """Dates of the ratios over a peer that are not of the cases' own runs, in order."""
+    figures = (case["peers"].get(peer, {}) for case in cases)
     return sorted({found["recorded"] for found in figures if "recorded" in found})
 
 
@@ -93,7 +62,6 @@ def sum_of(*figures):
 
 def total_of(forward, backward):
     """A case of both directions of one cell, with one plan: times are the sums of the medians."""
-    forward, backward = with_v3(forward), with_v3(backward)
     ours = forward["ours_ms"] + backward["ours_ms"]
     flop = sum(case["ours_tflops"] * case["ours_ms"] for case in (forward, backward))
     peers = {
@@ -130,7 +98,6 @@ def with_totals(cases):
 
 def row_of(case):
     """A case's row of the table."""
-    case = with_v3(case)
     tflops = case["ours_tflops"] * case["ours_ms"] / (case["ours_ms"] + case["plan_ms"])
     return {
         **{name: case[name] for name in ("op", "arch", "head_dim", "head_dim_v", "seqlen", "mask", "live")},

@@ -17,6 +17,9 @@ Times are medians over rounds in which the contenders took turns; `ratio` is the
 the same round, ours without the plan. Beside a median X stands X_spread, the middle half of the rounds: [first
 quartile, third quartile]. Rounds themselves are not kept.
 
+A peer that took no part in a cell's last run keeps its last ratio, beside our kernels of that date: `recorded`. Its ms
+are that ratio times our new time.
+
 Kernels of mma.sync are known by their code for 8.0, whichever of it, code for 8.6 and PTX the device ran: one build
 makes all three of one source.
 
@@ -41,6 +44,7 @@ SCHEMA = 2
 MULTIPROCESSORS = 132  # of an H100 SXM or H200
 HOPPER = "sm90"  # the kernel set that names of files leave out
 SMALL = "sm86"  # the tiles of at most 99 KiB, a peer of those of 163 KiB in cells of sm80
+OUR_MODES = ("deterministic", "dense", SMALL)  # in a case's peers, though ours
 # Header fields of the measuring run that a case's `run` keeps.
 RUN_TEXTS = ("date", "device", "driver", "toolkit", "torch", "command")
 RUN = (*RUN_TEXTS, "multiprocessors")
@@ -121,8 +125,8 @@ def path_of(receipt, folder=None):
 
 def write(receipt, path):
     """Puts a receipt into its file. Cells of other identities that the file holds stay, with the run that measured
-    them. The file changes in one step, so a run that is cut short leaves the cells it finished, and processes may
-    write to one file."""
+    them; so do ratios of peers that a new cell lacks. The file changes in one step, so a run that is cut short leaves
+    the cells it finished, and processes may write to one file."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with locked(path.parent):
@@ -150,9 +154,23 @@ def merged_cases(path, receipt):
     if before.get("schema") != SCHEMA or bool(before.get("dry_run")) != bool(receipt.get("dry_run")):
         made = "invented" if receipt.get("dry_run") else "measured"
         raise ValueError(f"{path}: {made} cells of schema {SCHEMA} cannot be added to what is there")
-    cases = {identity(case): with_run(case, before, receipt) for case in before["cases"]}
-    cases.update((identity(case), case) for case in receipt["cases"])
+    old = {identity(case): case for case in before["cases"]}
+    cases = {cell: with_run(case, before, receipt) for cell, case in old.items()}
+    for case in receipt["cases"]:
+        earlier = old.get(identity(case))
+        cases[identity(case)] = with_recorded(case, earlier, run_of(before, earlier)["date"]) if earlier else case
     return list(cases.values())
+
+
+def with_recorded(case, earlier, date):
+    """The case with the ratios of an earlier one of its cell, whose run had this date, over peers that it lacks."""
+    recorded = {}
+    for peer, figures in earlier["peers"].items():
+        if peer not in case["peers"] and peer not in OUR_MODES:
+            ratio = figures.get("ratio") or figures["ms"] / earlier["ours_ms"]
+            figures = {"ms": ratio * case["ours_ms"], "ratio": ratio, "recorded": figures.get("recorded", date)}
+            recorded[peer] = figures
+    return {**case, "peers": {**case["peers"], **recorded}}
 
 
 def with_run(case, before, receipt):
@@ -201,6 +219,8 @@ def number_problems(case, where):
     for peer, figures in case["peers"].items():
         if not isinstance(figures, dict) or not isinstance(figures.get("ms"), NUMBER) or not figures["ms"] > 0:
             yield f"{where}: peer {peer} has no ms"
+        elif not isinstance(figures.get("recorded", ""), str):
+            yield f"{where}: peer {peer}: recorded is {figures['recorded']!r}, not a date"
 
 
 def hash_problems(hashes, where):

@@ -30,8 +30,13 @@ def cells(receipt, at):
     return {
         case["mask"]: case
         for case in (receipt or {}).get("cases", [])
-        if case["heads"] == case["heads_kv"] and PEER in case["peers"] and case["op"] == op
+        if case["heads"] == case["heads_kv"] and measured(case) and case["op"] == op
     }
+
+
+def measured(case):
+    """True if FlexAttention took part in the case's own run."""
+    return PEER in case["peers"] and "recorded" not in case["peers"][PEER]
 
 
 def missing(folders, library):

@@ -50,10 +50,21 @@ def runs_text(cases):
     return f"{when}, {listed(devices)}, PyTorch {listed(versions)}"
 
 
-def v3_name(cases):
-    """FlashMask V3, with the dates of its measurements if they are not the cases' own runs."""
-    dates = cell_bars.v3_dates(cases)
-    return f"FlashMask V3 ({span_text(dates)})" if dates else "FlashMask V3"
+def dated_name(cases, peer):
+    """A peer's name, with the dates of its ratios if they are not of the cases' own runs."""
+    dates = cell_bars.recorded_dates(cases, peer)
+    return f"{NAMES[peer]} ({span_text(dates)})" if dates else NAMES[peer]
+
+
+def recorded_names(cases, peers=NAMES):
+    """Dated names of the peers whose ratios are in part not of the cases' own runs."""
+    return [dated_name(cases, peer) for peer in peers if cell_bars.recorded_dates(cases, peer)]
+
+
+def recorded_text(cases, peers=NAMES):
+    """Names them; empty if all ratios are of the cases' own runs."""
+    names = recorded_names(cases, peers)
+    return f"Some have older ratios over {listed(names)}." if names else ""
 
 
 # --- Cells -------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@
 from benchmarks import cell_bars
 from benchmarks.end_to_end import paper_tables
 from benchmarks.end_to_end.figures import not_measured, short_length
+from benchmarks.report.comparison import recorded_text
 from benchmarks.report.markdown import markdown_table, ms_text, paragraph, percent, speed_text
 
 ABOUT = (
@@ -13,13 +14,25 @@ ABOUT = (
 )
 
 
+def totals_of(cases):
+    """Both directions together of the cells of tables 4 to 9."""
+    return [
+        case
+        for case in cell_bars.with_totals(cases)
+        if case["op"] == "total"
+        and case["heads"] == case["heads_kv"]
+        and case["head_dim"] == case["head_dim_v"]
+        and (case["head_dim"], case["seqlen"]) in paper_tables.TABLES
+    ]
+
+
 def section(cases):
     """TFLOP/s of both directions, the paper's beside ours."""
-    lines = ["## Kernels: tables 4 to 9", "", *paragraph(ABOUT)]
-    totals = [c for c in cell_bars.with_totals(cases) if c["op"] == "total" and c["heads"] == c["heads_kv"]]
+    totals = totals_of(cases)
+    lines = ["## Kernels: tables 4 to 9", "", *paragraph(f"{ABOUT} {recorded_text(totals, ('flex',))}".rstrip())]
     for table in paper_tables.claims()["tables"]:
         at = table["head_dim"], table["seqlen"]
-        found = {c["mask"]: c for c in totals if (c["head_dim"], c["head_dim_v"], c["seqlen"]) == (at[0], *at)}
+        found = {c["mask"]: c for c in totals if (c["head_dim"], c["seqlen"]) == at}
         lines += [f"### Table {table['table']}: d = {at[0]}, {short_length(at[1])}", ""]
         lines += [*table_of(table, found), ""] if found else not_measured("tables")
     return lines
@@ -45,12 +58,5 @@ def ours_of(case):
 
 def spans(cases):
     """{head_dim: speed over FlexAttention in the cells of tables 4 to 9}, both directions together."""
-    totals = [c for c in cell_bars.with_totals(cases) if c["op"] == "total" and c["heads"] == c["heads_kv"]]
-    return {
-        head_dim: [
-            cell_bars.row_of(c)["flex"]
-            for c in totals
-            if c["head_dim"] == c["head_dim_v"] == head_dim and (head_dim, c["seqlen"]) in paper_tables.TABLES
-        ]
-        for head_dim in (128, 64)
-    }
+    rows = [row for row in map(cell_bars.row_of, totals_of(cases)) if row["flex"]]
+    return {head_dim: [row["flex"] for row in rows if row["head_dim"] == head_dim] for head_dim in (128, 64)}

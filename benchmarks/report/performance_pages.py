@@ -17,10 +17,10 @@ from benchmarks.report.comparison import (
     left_out_text,
     means_table,
     peer_tables,
+    recorded_text,
     runs_text,
     slower_text,
     standing_table,
-    v3_name,
 )
 from benchmarks.report.markdown import (
     dims_text,
@@ -254,8 +254,8 @@ METHOD = (
     "medians over the rounds, ratios medians of the ratios within a round, so that a card that slows down as it warms "
     "does not favour anyone. Compare ratios, not times, between runs.",
     "TFLOP/s count the 128 x 128 tiles that hold a visible element; *live* is their share. Ours counts the plan.",
-    "FlashMask V3 ran beside ours where it took part in the run. Elsewhere its ratio is the last that was measured "
-    "side by side, with its date, in [flashmask_v3.json](../benchmarks/data/flashmask_v3.json).",
+    "A kernel that took no part in a cell's last run keeps its last ratio there, measured side by side with our "
+    "kernels of that date, which the page of the head dim and the receipt name.",
     "A receipt names the machine code that it measured. When a kernel changes, the tests name the cells that no longer "
     "stand for it ([the rule](../benchmarks/README.md#receipts)).",
 )
@@ -322,16 +322,16 @@ def page_head(title, about):
 def of_head_dim(cases):
     """Both directions of one head dim."""
     head_dim, head_dim_v = cases[0]["head_dim"], cases[0]["head_dim_v"]
-    beside = f"Some have older ratios over {v3_name(cases)}. " if cell_bars.v3_dates(cases) else ""
-    about = f"Cells: {runs_text(cases)}. {beside}{without_v3_text(cases)}".rstrip()
-    return [*page_head(f"Kernels of {dims_text(head_dim, head_dim_v)}", about), *both_directions(cases), *shapes(cases)]
+    about = filter(None, [f"Cells: {runs_text(cases)}.", recorded_text(cases), without_v3_text(cases)])
+    head = page_head(f"Kernels of {dims_text(head_dim, head_dim_v)}", " ".join(about))
+    return [*head, *both_directions(cases), *shapes(cases)]
 
 
 def mma_sync(cases):
     lines = page_head(
         "Kernels of mma.sync",
         f"[What they are](../kernels/sm80.md). Cells: {runs_text(cases)}. On a Hopper GPU FlexAttention runs by wgmma, "
-        "which is faster there.",
+        f"which is faster there. {recorded_text(cases)}".rstrip(),
     )
     for arch in sorted({case["arch"] for case in cases}):
         own = [case for case in cases if case["arch"] == arch]

@@ -7,8 +7,8 @@ from benchmarks import cell_bars, charts, receipts
 from benchmarks.charts import CUDNN, DENSE, FA3, FLEX, OURS, V3
 from benchmarks.measure.gpu.sparsity_chart import sparsity_chart
 from benchmarks.receipts import short_length
-from benchmarks.report import documents, end_to_end_page
-from benchmarks.report.markdown import span_text
+from benchmarks.report import comparison, documents, end_to_end_page
+from benchmarks.report.markdown import listed
 from benchmarks.report.shapes import IN_WORDS, by_shape, chart_name, heads_text
 
 FA2, SDPA = FA3, DENSE  # which never stand beside each other
@@ -28,7 +28,7 @@ SERIES = [
 def tflops_of(case):
     """TFLOP/s of everyone in a case. Ours counts the plan."""
     flop = case["ours_tflops"] * case["ours_ms"]
-    times = {name: figures["ms"] for name, figures in cell_bars.with_v3(case)["peers"].items()}
+    times = {name: figures["ms"] for name, figures in case["peers"].items()}
     times["ours"] = case["ours_ms"] + case["plan_ms"]
     return {key: flop / times[key] if key in times else None for key, *_ in SERIES}
 
@@ -43,16 +43,15 @@ def speed_chart(cases):
     first = cases[0]
     groups = [(marked_mask(case), tflops_of(case)) for case in cases]
     series = [s for s in SERIES if any(values[s[0]] for _, values in groups)]
-    recorded = cell_bars.v3_dates(cases)
     kernels = "" if first["arch"] == receipts.HOPPER else f"{first['arch']}: "
     title = f"{kernels}{IN_WORDS[first['op']]}, head dim {first['head_dim']}, {short_length(first['seqlen'])} tokens"
     subtitle = (
         f"TFLOP/s over the tiles that are visible; batch {first['batch']}, {heads_text(first)}, "
         f"{first['dtype']}; {first['run']['device']}"
     )
+    recorded = comparison.recorded_names(cases)
     note = (
-        f"FlashMask V3 was measured next to our kernels of {span_text(recorded)} (benchmarks/data); its bars are our "
-        "rate divided by the ratio of the times there."
+        f"{listed(recorded)}: beside our kernels of that date; bars are our rate over the ratio of the times then."
         if recorded
         else ""
     )

@@ -61,26 +61,16 @@ def test_committed_receipts_that_are_stale_are_named():
     assert len(judged) == sum(max(1, len(receipt["cases"])) for receipt in COMMITTED.values())
 
 
-def test_data_names_its_source_and_covers_the_cells():
-    for path in (cell_bars.V3_FILE, unreceipted_peers.FILE):
-        held = json.loads(path.read_text())
-        assert "9985af5" in held["source"] and "H200" in held["source"] and "side by side" in held["what"]
+def test_figures_without_receipts_name_their_source():
+    held = json.loads(unreceipted_peers.FILE.read_text())
+    assert "9985af5" in held["source"] and "H200" in held["source"] and "side by side" in held["what"]
     assert held["kernel_hashes"]
-    v3, cells = cell_bars.v3_cells(cell_bars.V3_FILE)
-    assert len(cells) == len(v3["cells"])
-    heads_kv = {
-        128: ((8192, (32, 8)), (32768, (32, 8)), (131072, (32,))),
-        64: ((8192, (64, 8)), (32768, (64, 8)), (131072, (64,))),
-    }
-    assert set(cells) == {
-        (op, head_dim, seqlen, mask, heads)
-        for op in ("fwd", "bwd")
-        for head_dim, lengths in heads_kv.items()
-        for seqlen, counts in lengths
-        for heads in counts
-        for mask in paper_masks.NAMES
-    }
-    assert all(0.9 < c["over_ours"] < 2 and c["date"].startswith("2026-11-") for c in v3["cells"])
+
+
+def test_committed_cells_have_v3_measured_or_recorded():
+    cases = [case for receipt in COMMITTED.values() for case in receipt["cases"]]
+    found = [c["peers"].get("flashmask_v3") for c in cases if c["arch"] == "sm90" and c["head_dim"] in (128, 64)]
+    assert found and all(v3 and 0.9 < v3["ratio"] < 2 for v3 in found)
 
 
 # --- Well-formed -------------------------------------------------------------------------------------
@@ -107,6 +97,7 @@ def test_data_names_its_source_and_covers_the_cells():
         (lambda r: r["cases"][1].update(kernel_hashes={"a": 1}), "case 1: kernel_hashes names no kernels"),
         (lambda r: r["cases"][1].update(run={"date": "x"}), "case 1: run: device is missing"),
         (lambda r: r["cases"][1]["peers"].update(flex={}), "peer flex has no ms"),
+        (lambda r: r["cases"][1]["peers"]["flex"].update(recorded=3), "peer flex: recorded is 3, not a date"),
         (lambda r: r["cases"][1].update(mask="full"), "a cell is there twice"),
         (lambda r: r["cases"][1].update(seqlen=32768), "a case belongs to fwd-d128-dv128-32k"),
     ],
@@ -252,6 +243,22 @@ def test_a_run_replaces_its_cells_and_keeps_the_others(file, tmp_path):
     assert found["cases"][1]["peers"]["flex"]["ratio"] == pytest.approx(2.0)
     receipts.write({**second, "cases": []}, path)  # a run that failed before its first cell
     assert len(receipts.load(path)["cases"]) == 5 and list(path.parent.iterdir()) == [path]
+
+
+def test_a_peer_that_is_left_out_keeps_its_last_ratio(file, tmp_path):
+    """With the date of its last run, also over more than one run without it; modes of ours do not."""
+    path = tmp_path / "fwd-d128-dv128-8k.json"
+    contenders = {"flex": 2.0, "deterministic": 1.1, "dense": 3.0, "sm86": 1.2}
+    for date, found in (("2026-01-01", contenders), ("2026-02-01", {"cudnn": 1.5}), ("2026-03-01", {"cudnn": 1.6})):
+        case = invented.case(file, "causal", **found)
+        case["ours_ms"] *= 2
+        receipts.write(invented.receipt("fwd-d128-dv128-8k", [case], date=date), path)
+    (kept,) = receipts.load(path)["cases"]
+    flex = kept["peers"].pop("flex")
+    assert flex == {"ms": pytest.approx(2.0 * kept["ours_ms"]), "ratio": pytest.approx(2.0), "recorded": "2026-01-01"}
+    assert set(kept["peers"]) == {"cudnn"} and "recorded" not in kept["peers"]["cudnn"]
+    receipts.write(invented.receipt("fwd-d128-dv128-8k", [invented.case(file, "causal", flex=1.9)]), path)
+    assert "recorded" not in receipts.load(path)["cases"][0]["peers"]["flex"]
 
 
 def test_a_dry_run_is_not_mixed_with_measured_cells(file, tmp_path):
@@ -411,30 +418,17 @@ def test_a_mask_may_take_its_visible_share_and_a_fifth(file):
     assert cell_bars.table(cell_bars.rows_of(made["cases"]))[0].split()[-5:] == ["/Flex", "/FA2", "/SDPA", "99", "KiB"]
 
 
-def test_v3_is_the_cells_own_or_recorded(file, tmp_path, monkeypatch):
-    monkeypatch.setattr(cell_bars, "V3_FILE", invented.v3_file(tmp_path / "v3.json", fwd=1.2, bwd=1.1))
-    row = cell_bars.row_of(invented.case(file, "causal"))
-    assert row["v3"] == pytest.approx(1.2 / 1.01)  # the plan counts as ours
-    assert cell_bars.row_of(invented.case(file, "causal", op="bwd"))["v3"] == pytest.approx(1.1 / 1.01)
-    assert cell_bars.row_of(invented.case(file, "causal", flashmask_v3=1.5))["v3"] == pytest.approx(1.5 / 1.01)
-    case = invented.case(file, "causal")
-    newer = {**case, "kernel_hashes": {**case["kernel_hashes"], FWD: "new"}}
-    assert cell_bars.row_of(newer)["v3"] == pytest.approx(1.2 / 1.01)  # of its date, whose kernels may be others
+def test_a_recorded_ratio_counts_as_a_measured_one_and_has_a_date(file):
     own = invented.case(file, "causal", flashmask_v3=1.5)
-    assert cell_bars.v3_dates([own]) == [] and cell_bars.v3_dates([own, case]) == ["2026-11-26"]
-    others = [
-        invented.case(file, "causal", heads_kv=8),
-        invented.case(file, "causal", head_dim=64),
-        invented.case(file, "causal", seqlen=32768),
-        {**case, "batch": 1},
-        {**case, "arch": "sm80"},
-        {**case, "dtype": "float16"},
-    ]
-    assert [cell_bars.row_of(other)["v3"] for other in others] == [None] * 6
+    recorded = invented.recorded(invented.case(file, "causal"), flashmask_v3=1.2)
+    assert cell_bars.row_of(own)["v3"] == pytest.approx(1.5 / 1.01)  # the plan counts as ours
+    assert cell_bars.row_of(recorded)["v3"] == pytest.approx(1.2 / 1.01)
+    dates = cell_bars.recorded_dates
+    assert dates([own], "flashmask_v3") == dates([recorded], "flex") == []
+    assert dates([own, recorded], "flashmask_v3") == [invented.RECORDED]
 
 
-def test_a_missing_peer_is_a_dash(file, tmp_path, monkeypatch):
-    monkeypatch.setattr(cell_bars, "V3_FILE", invented.v3_file(tmp_path / "v3.json"))
+def test_a_missing_peer_is_a_dash(file):
     made = [invented.case(file, mask) for mask in paper_masks.NAMES]
     rows = cell_bars.rows_of(made)
     assert rows[0]["flex"] is None and rows[0]["v3"] is None and cell_bars.checks(rows) == []
@@ -442,9 +436,11 @@ def test_a_missing_peer_is_a_dash(file, tmp_path, monkeypatch):
     assert heads.split()[-3:] == ["/Flex", "/V3", "/cuDNN"] and line.split()[-3:] == ["-"] * 3
 
 
-def test_totals_are_sums_of_times(file, tmp_path, monkeypatch):
-    monkeypatch.setattr(cell_bars, "V3_FILE", invented.v3_file(tmp_path / "v3.json", fwd=1.2, bwd=1.1))
-    forward, backward = (invented.slice_of(file, op, masks=["causal", "document"])["cases"] for op in ("fwd", "bwd"))
+def test_totals_are_sums_of_times(file):
+    forward, backward = (
+        [invented.recorded(case, flashmask_v3=v3) for case in invented.slice_of(file, op, masks=masks)["cases"]]
+        for op, v3, masks in (("fwd", 1.2, ["causal", "document"]), ("bwd", 1.1, ["causal", "document"]))
+    )
     cases = cell_bars.with_totals(forward + backward[:1])
     assert len(cases) == 4 and cell_bars.with_totals(forward) == forward
     assert len(cell_bars.with_totals([*forward, invented.case(file, "causal", "bwd", heads_kv=8)])) == 3  # other heads

@@ -14,7 +14,7 @@ import fake_kernels
 import invented
 import pytest
 
-from benchmarks import ROOT, cell_bars, charts, receipts
+from benchmarks import ROOT, charts, receipts
 from benchmarks.instruments import medians
 from benchmarks.masks import paper_masks
 from benchmarks.measure.gpu import sparsity_chart
@@ -121,11 +121,11 @@ def peers_file(path, file, **changes):
 @pytest.fixture
 def documented(file, tmp_path, monkeypatch):
     """All pages of performance and README's part, of receipts and a peers.json: [lines, lines]."""
-    monkeypatch.setattr(cell_bars, "V3_FILE", invented.v3_file(tmp_path / "v3.json", fwd=1.2, bwd=0.95))
 
     def run(*made, **changes):
         peers = peers_file(tmp_path / "peers.json", file, **changes)
         monkeypatch.setattr(unreceipted_peers, "FILE", peers)
+        made = [invented.with_recorded_v3(receipt, fwd=1.2, bwd=0.95) for receipt in made]
         cases, topics = documents.of_receipts({f"{r['what']}.json": r for r in made})
         pages = performance_pages.pages(cases, topics)
         return [line for text in pages.values() for line in text.splitlines()], documents.summary(cases, topics)
@@ -483,10 +483,9 @@ def sparsity_figures():
 @pytest.fixture
 def reported(file, tmp_path, monkeypatch):
     """Makes a report from receipts: (page, {file name: SVG})."""
-    monkeypatch.setattr(cell_bars, "V3_FILE", invented.v3_file(tmp_path / "v3.json", fwd=1.2, bwd=1.1))
 
     def run(*made):
-        folder = invented.put(tmp_path / "r", *made)
+        folder = invented.put(tmp_path / "r", *(invented.with_recorded_v3(r, fwd=1.2, bwd=1.1) for r in made))
         words = [
             "--results",
             str(folder),
@@ -551,7 +550,8 @@ def test_report_is_one_page_without_outside_resources(file, reported):
         ElementTree.fromstring(svg)
     bars = drawn["gpu-forward-d128-8k.svg"]
     assert [bars.count(f"{name}:") for name in ("flashmask (plan included)", "cuDNN", "FlashMask V3")] == [12, 2, 12]
-    assert "our kernels of 2026-11-26" in bars and drawn["gpu-sparsity.svg"].count("<circle") == 60
+    assert "FlashMask V3 (2026-11-26): beside our kernels of that date" in bars
+    assert drawn["gpu-sparsity.svg"].count("<circle") == 60
 
 
 def test_report_shows_fresh_cells_and_marks_another_toolkits(file, reported):
