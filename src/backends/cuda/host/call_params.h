@@ -19,6 +19,9 @@ Sharing sharing(const Problem& p, int64_t batch, int64_t heads);
 /// The element types that there are kernels of.
 inline constexpr DataType kDataTypes[] = {DataType::kBFloat16, DataType::kFloat16};
 
+/// The most work tiles of a call, which kernels count in 32 bits.
+inline constexpr int64_t kMostWorkTiles = int64_t{1} << 30;
+
 /// Why the kernels cannot count the rows or keys of the call in 32 bits; empty if they can.
 std::string lengths_refusal(const Problem& p);
 

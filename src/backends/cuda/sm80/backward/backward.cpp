@@ -8,6 +8,7 @@
 #include <iterator>
 #include <utility>
 
+#include "backends/cuda/host/backward_tiles.h"
 #include "backends/cuda/host/call_params.h"
 #include "backends/cuda/host/device_call.h"
 #include "backends/cuda/host/dq_magnitudes.h"
@@ -27,8 +28,6 @@
 namespace flashmask::sm80 {
 namespace bwd {
 namespace {
-
-constexpr int64_t kMostWorkTiles = int64_t{1} << 30;
 
 using BackwardTable = cuda::KernelTable<kBackwardTiles, kBackwardVariants>;
 using BackwardKernel = BackwardTable::Kernel;
@@ -90,26 +89,12 @@ const BackwardKernel* choose_kernel(const Problem& p, int kilobytes) {
   return chosen;
 }
 
-/// A call's tiles per head and in all; key_blocks: the plan's per head. all_keys counts full key blocks, though the
-/// last one may have fewer tiles.
-struct TileCounts {
-  int64_t rows, key_blocks, all_rows, all_keys;
-
-  TileCounts(const Problem& p, const BackwardTile& tile)
-      : rows(ceil_div(p.seqlen_q, int64_t{tile.rows})),
-        key_blocks(ceil_div(p.seqlen_k, kGranuleKeys)),
-        all_rows(p.batch * p.heads_q * rows),
-        all_keys(p.batch * p.heads_kv * head_tiles(tile)) {}
-  /// Key tiles of a key head, as all_keys counts them.
-  int64_t head_tiles(const BackwardTile& tile) const { return key_blocks * (kGranuleKeys / tile.keys); }
-};
-
 /// Offsets of all parts of the workspace.
 struct Layout {
   int64_t terms = 0, sums = 0, has_sums = 0, next = 0, extents = 0, magnitudes = 0, scales = 0, dk_parts = 0,
           dv_parts = 0, bytes = 0;
 
-  Layout(const Problem& p, const BackwardTile& tile, const TileCounts& tiles, int64_t splits,
+  Layout(const Problem& p, const BackwardTile& tile, const cuda::BackwardTiles& tiles, int64_t splits,
          int64_t magnitude_blocks) {
     const int64_t rows = tiles.all_rows * tile.rows;
     terms = add(rows * static_cast<int64_t>(sizeof(RowTerms)));
@@ -138,14 +123,14 @@ struct Layout {
 /// A backward, configured.
 struct BackwardCall {
   const BackwardKernel* kernel;
-  TileCounts tiles;
+  cuda::BackwardTiles tiles;
   int64_t splits, work_tiles, ctas;
   int64_t magnitude_blocks;  ///< above 0: dq is a sum of integers
   Layout layout;
 
   BackwardCall(const Problem& p, const BackwardKernel& of)
       : kernel(&of),
-        tiles(p, *of.tile),
+        tiles(p, of.tile->rows, of.tile->keys),
         splits(cuda::count_splits(p, tiles.all_keys)),
         work_tiles(tiles.all_keys * splits),
         ctas(std::min(work_tiles, cuda::most_ctas(p))),
@@ -270,7 +255,7 @@ ScoredBackwardParams make_params(const Problem& p, const BackwardCall& call, std
   params.schedule = {.work_tiles = static_cast<uint32_t>(call.work_tiles),
                      .heads = static_cast<uint32_t>(p.batch * head_groups),
                      .heads_per_l2_group = static_cast<uint32_t>(cuda::head_groups_in_l2(p, call.splits)),
-                     .tiles = static_cast<uint32_t>(call.tiles.head_tiles(*call.kernel->tile)),
+                     .tiles = static_cast<uint32_t>(call.tiles.keys),
                      .next = at<uint32_t>(workspace, call.layout.next)};
   params.executed = executed;
   params.features = cuda::feature_params(p);
@@ -335,42 +320,17 @@ void BackwardCall::run(const Problem& p, std::byte* workspace, unsigned long lon
            make_sink_params(p, *this, workspace));
 }
 
-/// Why the kernels cannot count the call's tiles in 32 bits; empty if they can.
-std::string counts_refusal(const Problem& p, const BackwardTile& tile) {
-  const TileCounts tiles(p, tile);
-  struct Count {
-    const char* what;
-    int tile;
-    int64_t tiles;
-  };
-  for (const Count& c : {Count{"batch * heads_q * seqlen_q / ", tile.rows, tiles.all_rows},
-                         Count{"batch * heads_kv * seqlen_k / ", tile.keys, tiles.all_keys},
-                         Count{"batch * heads_q * seqlen_k / ", tile.keys, tiles.all_keys * p.group_size()},
-                         Count{"batch * heads_q / ", 1, p.batch * p.heads_q}}) {
-    if (c.tiles > kMostWorkTiles)
-      return message(c.what, c.tile, " is about ", c.tiles, "; the backward takes at most ", kMostWorkTiles);
-  }
-  return "";
-}
-
 /// The kernels of a tile.
 void add_kernels(DataType dtype, const BackwardTile& tile, std::vector<KernelInfo>& all) {
-  const auto add = [&](std::string id, TileShape shape, int threads, int shared_bytes) {
-    all.push_back(cuda::named({.id = std::move(id),
-                               .op = "bwd",
-                               .dtype = dtype,
-                               .head_dim = tile.head_dim,
-                               .head_dim_v = tile.head_dim_v,
-                               .tile = shape,
-                               .threads = threads,
-                               .shared_bytes = shared_bytes}));
+  const auto add_pass = [&](std::string id) {
+    all.push_back(cuda::tile_kernel_info(std::move(id), "bwd", dtype, tile, {tile.rows, 0}, cuda::kRowThreads));
   };
-  add(preprocess_id(dtype, tile), {tile.rows, 0}, cuda::kRowThreads, 0);
+  add_pass(preprocess_id(dtype, tile));
   table_of(dtype).for_each([&](const BackwardKernel& kernel) {
     if (kernel.tile == &tile)
-      add(kernel.id, {tile.plan_rows(), kGranuleKeys}, kernel.compiled.threads, kernel.compiled.shared_bytes);
+      all.push_back(cuda::table_kernel_info(kernel, "bwd", dtype, {tile.plan_rows(), kGranuleKeys}));
   });
-  add(convert_dq_id(dtype, tile), {tile.rows, 0}, cuda::kRowThreads, 0);
+  add_pass(convert_dq_id(dtype, tile));
 }
 
 }  // namespace
@@ -381,7 +341,8 @@ Prepared prepare_backward(const Problem& p, int kilobytes) {
   const BackwardKernel* kernel = choose_kernel(p, kilobytes);
   if (!kernel) return cuda::head_dims_refusal(p, kBackwardTiles, takes(p));
   if (std::string why = cuda::lengths_refusal(p); !why.empty()) return Refusal{std::move(why)};
-  if (std::string why = counts_refusal(p, *kernel->tile); !why.empty()) return Refusal{std::move(why)};
+  const BackwardTile& tile = *kernel->tile;
+  if (std::string why = cuda::tiles_refusal(p, tile.rows, tile.keys); !why.empty()) return Refusal{std::move(why)};
   return Launch(p, cuda::DeviceCall<BackwardCall>{BackwardCall(p, *kernel)});
 }
 

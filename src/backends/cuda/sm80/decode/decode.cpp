@@ -169,14 +169,7 @@ std::vector<KernelInfo> decode_kernels() {
   std::vector<KernelInfo> all;
   for (const DataType dtype : cuda::kDataTypes) {
     table_of(dtype).for_each([&](const DecodeKernel& kernel) {
-      all.push_back(cuda::named({.id = kernel.id,
-                                 .op = "decode",
-                                 .dtype = dtype,
-                                 .head_dim = kernel.tile->head_dim,
-                                 .head_dim_v = kernel.tile->head_dim_v,
-                                 .tile = {cuda::kPackedRows, 64},
-                                 .threads = kernel.compiled.threads,
-                                 .shared_bytes = kernel.compiled.shared_bytes}));
+      all.push_back(cuda::table_kernel_info(kernel, "decode", dtype, {cuda::kPackedRows, 64}));
     });
   }
   return all;

@@ -24,7 +24,6 @@ namespace {
 
 /// Keys and values of the heads of an L2 group should stay in this much of the L2 cache.
 constexpr int64_t kL2GroupBytes = int64_t{16} << 20;
-constexpr int64_t kMostWorkTiles = int64_t{1} << 30;
 
 using ForwardTable = cuda::KernelTable<kForwardTiles, kForwardVariants>;
 using ForwardKernel = ForwardTable::Kernel;
@@ -164,9 +163,9 @@ Prepared prepare_forward(const Problem& p, int kilobytes) {
   if (!kernel) return cuda::head_dims_refusal(p, kForwardTiles);
   if (std::string why = cuda::lengths_refusal(p); !why.empty()) return Refusal{std::move(why)};
   const ForwardCall call(p, *kernel);
-  if (p.batch * p.heads_q > kMostWorkTiles || call.work_tiles > kMostWorkTiles)
+  if (p.batch * p.heads_q > cuda::kMostWorkTiles || call.work_tiles > cuda::kMostWorkTiles)
     return Refusal{message("batch * heads_q * seqlen_q / ", kernel->tile->rows, " is ", call.work_tiles,
-                           "; it must be at most ", kMostWorkTiles)};
+                           "; it must be at most ", cuda::kMostWorkTiles)};
   return Launch(p, cuda::DeviceCall<ForwardCall>{call});
 }
 
@@ -174,14 +173,7 @@ std::vector<KernelInfo> forward_kernels() {
   std::vector<KernelInfo> all;
   for (const DataType dtype : cuda::kDataTypes) {
     table_of(dtype).for_each([&](const ForwardKernel& kernel) {
-      all.push_back(cuda::named({.id = kernel.id,
-                                 .op = "fwd",
-                                 .dtype = dtype,
-                                 .head_dim = kernel.tile->head_dim,
-                                 .head_dim_v = kernel.tile->head_dim_v,
-                                 .tile = {kernel.tile->rows, 128},
-                                 .threads = kernel.compiled.threads,
-                                 .shared_bytes = kernel.compiled.shared_bytes}));
+      all.push_back(cuda::table_kernel_info(kernel, "fwd", dtype, {kernel.tile->rows, 128}));
     });
   }
   return all;

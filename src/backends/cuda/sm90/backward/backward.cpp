@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "backends/cuda/host/backward_tiles.h"
 #include "backends/cuda/host/call_params.h"
 #include "backends/cuda/host/device_call.h"
 #include "backends/cuda/host/dq_magnitudes.h"
@@ -33,7 +34,6 @@ namespace flashmask::sm90 {
 namespace bwd {
 namespace {
 
-constexpr int64_t kMostWorkTiles = int64_t{1} << 30;
 constexpr int kCtasOfCluster = 2;
 /// Fewest query rows whose halves save more than adding up dk and dv costs: with one round of work tiles, with two, and
 /// with two under a mask with contents, as they may make all work tiles as short as a window's.
@@ -134,18 +134,6 @@ auto takes(const Problem& p) {
   };
 }
 
-/// A call's number of tiles, per head and in all; key_blocks: the plan's key blocks per head.
-struct TileCounts {
-  int64_t rows, key_blocks, keys, all_rows, all_keys;
-
-  TileCounts(const Problem& p, const BackwardTile& tile)
-      : rows(ceil_div(p.seqlen_q, tile.rows)),
-        key_blocks(ceil_div(p.seqlen_k, kGranuleKeys)),
-        keys(key_blocks * (kGranuleKeys / tile.keys())),
-        all_rows(p.batch * p.heads_q * rows),
-        all_keys(p.batch * p.heads_kv * keys) {}
-};
-
 /// Counters of work tiles: of a launch over all key tiles, or of early ones and of the others.
 constexpr int64_t kCounters = 2;
 
@@ -153,8 +141,8 @@ constexpr int64_t kCounters = 2;
 struct Layout {
   int64_t biases = 0, sums = 0, key_parts = 0, progress = 0, next = 0, magnitudes = 0, extents = 0, bytes = 0;
 
-  Layout(const Problem& p, const BackwardTile& tile, const TileCounts& tiles, int64_t splits, bool has_key_parts,
-         int64_t magnitude_blocks) {
+  Layout(const Problem& p, const BackwardTile& tile, const cuda::BackwardTiles& tiles, int64_t splits,
+         bool has_key_parts, int64_t magnitude_blocks) {
     const int64_t rows = tiles.all_rows * tile.rows;
     biases = add(rows * static_cast<int64_t>(sizeof(RowBias)));
     sums = add(rows * tile.head_dim * 4);
@@ -177,7 +165,7 @@ struct Layout {
 /// A backward, configured.
 struct BackwardCall {
   const BackwardTile* tile_row;
-  TileCounts tiles;
+  cuda::BackwardTiles tiles;
   int64_t splits, work_tiles;
   int64_t magnitude_blocks;  ///< above 0: dq is a sum of integers
   bool is_partial;           ///< dk and dv are in fp32
@@ -189,7 +177,7 @@ struct BackwardCall {
 
   BackwardCall(const Problem& p, const BackwardTile& tile)
       : tile_row(&tile),
-        tiles(p, tile),
+        tiles(p, tile.rows, tile.keys()),
         splits(p.early.defined() ? 1 : cuda::count_splits(p, tiles.all_keys)),
         work_tiles(tiles.all_keys * splits),
         magnitude_blocks(cuda::magnitude_blocks(p)),
@@ -476,42 +464,19 @@ void BackwardCall::run(const Problem& p, std::byte* workspace, unsigned long lon
   }
 }
 
-/// Why the kernels cannot count the call's tiles in 32 bits; empty if they can.
-std::string counts_refusal(const Problem& p, const BackwardTile& tile, const TileCounts& tiles) {
-  struct Count {
-    const char* what;
-    int64_t tile, tiles;
-  };
-  for (const Count& c : {Count{"batch * heads_q * seqlen_q / ", tile.rows, tiles.all_rows},
-                         Count{"batch * heads_kv * seqlen_k / ", tile.keys(), tiles.all_keys},
-                         Count{"batch * heads_q * seqlen_k / ", tile.keys(), tiles.all_keys * p.group_size()}}) {
-    if (c.tiles > kMostWorkTiles)
-      return message(c.what, c.tile, " is about ", c.tiles, "; the backward takes at most ", kMostWorkTiles);
-  }
-  return "";
-}
-
 /// The kernels of a tile.
 void add_kernels(DataType dtype, const BackwardTile& tile, std::vector<KernelInfo>& all) {
-  const auto add = [&](std::string id, TileShape shape, int threads, int shared_bytes) {
-    all.push_back(cuda::named({.id = std::move(id),
-                               .op = "bwd",
-                               .dtype = dtype,
-                               .head_dim = tile.head_dim,
-                               .head_dim_v = tile.head_dim_v,
-                               .tile = shape,
-                               .threads = threads,
-                               .shared_bytes = shared_bytes}));
+  const auto add_pass = [&](std::string id, TileShape shape) {
+    all.push_back(cuda::tile_kernel_info(std::move(id), "bwd", dtype, tile, shape, kRowThreads));
   };
   for (const auto& [unit, suffix] : kRowUnits) {
     if (!row_kernels_of(dtype, tile, unit).preprocess) continue;
-    add(row_kernel_id(dtype, tile, unit, kPreprocess), {tile.rows, 0}, kRowThreads, 0);
-    add(row_kernel_id(dtype, tile, unit, kConvertDq), {tile.rows, 0}, kRowThreads, 0);
-    add(row_kernel_id(dtype, tile, unit, kReduceDkv), {0, kGranuleKeys}, kRowThreads, 0);
+    add_pass(row_kernel_id(dtype, tile, unit, kPreprocess), {tile.rows, 0});
+    add_pass(row_kernel_id(dtype, tile, unit, kConvertDq), {tile.rows, 0});
+    add_pass(row_kernel_id(dtype, tile, unit, kReduceDkv), {0, kGranuleKeys});
   }
   table_of(dtype).for_each([&](const BackwardKernel& kernel) {
-    if (kernel.tile == &tile)
-      add(kernel.id, {tile.rows, kGranuleKeys}, kernel.compiled.threads, kernel.compiled.shared_bytes);
+    if (kernel.tile == &tile) all.push_back(cuda::table_kernel_info(kernel, "bwd", dtype, {tile.rows, kGranuleKeys}));
   });
 }
 
@@ -523,7 +488,7 @@ Prepared prepare_backward(const Problem& p) {
   const BackwardTile* tile = least_tile(kBackwardTiles, p.head_dim, p.head_dim_v, takes(p));
   if (!tile) return head_dims_refusal(p, kBackwardTiles, takes(p));
   if (std::string why = cuda::lengths_refusal(p); !why.empty()) return Refusal{std::move(why)};
-  if (std::string why = counts_refusal(p, *tile, TileCounts(p, *tile)); !why.empty()) return Refusal{std::move(why)};
+  if (std::string why = cuda::tiles_refusal(p, tile->rows, tile->keys()); !why.empty()) return Refusal{std::move(why)};
   return Launch(p, cuda::DeviceCall<BackwardCall>{BackwardCall(p, *tile)});
 }
 

@@ -28,7 +28,6 @@ namespace {
 
 /// Keys and values of the heads of an L2 group should stay in this much of the L2 cache.
 constexpr int64_t kL2GroupBytes = int64_t{32} << 20;
-constexpr int64_t kMostWorkTiles = int64_t{1} << 30;
 
 using ForwardTable = cuda::KernelTable<kForwardTiles, kForwardVariants>;
 using ForwardKernel = ForwardTable::Kernel;
@@ -167,9 +166,9 @@ Prepared prepare_forward(const Problem& p) {
   const ForwardKernel* kernel = choose_kernel(p);
   if (!kernel) return head_dims_refusal(p, kForwardTiles, takes(p));
   if (std::string why = cuda::lengths_refusal(p); !why.empty()) return Refusal{std::move(why)};
-  if (p.batch * p.heads_q > kMostWorkTiles || count_work_tiles(p, 2) > kMostWorkTiles)
+  if (p.batch * p.heads_q > cuda::kMostWorkTiles || count_work_tiles(p, 2) > cuda::kMostWorkTiles)
     return Refusal{message("batch * heads_q * seqlen_q / 128 is ", count_work_tiles(p, 2), "; it must be at most ",
-                           kMostWorkTiles)};
+                           cuda::kMostWorkTiles)};
   return Launch(p, cuda::DeviceCall<ForwardCall>{ForwardCall(p, *kernel)});
 }
 
@@ -177,14 +176,7 @@ std::vector<KernelInfo> forward_kernels() {
   std::vector<KernelInfo> all;
   for (const DataType dtype : cuda::kDataTypes) {
     table_of(dtype).for_each([&](const ForwardKernel& kernel) {
-      all.push_back(cuda::named({.id = kernel.id,
-                                 .op = "fwd",
-                                 .dtype = dtype,
-                                 .head_dim = kernel.tile->head_dim,
-                                 .head_dim_v = kernel.tile->head_dim_v,
-                                 .tile = {kernel.tile->rows(), kernel.tile->keys},
-                                 .threads = kernel.compiled.threads,
-                                 .shared_bytes = kernel.compiled.shared_bytes}));
+      all.push_back(cuda::table_kernel_info(kernel, "fwd", dtype, {kernel.tile->rows(), kernel.tile->keys}));
     });
   }
   return all;
