@@ -137,6 +137,35 @@ TEST(Cuda, AGpuThatIsNotThereCanBeAskedAbout) {
       << volta.rejected.front();
 }
 
+TEST(Cuda, TilesAreCountedIn32Bits) {
+  if (kernels().empty()) GTEST_SKIP() << "a build without CUDA";
+  const ScopedVariable variable(kVariable, nullptr);
+  const auto huge = [](std::initializer_list<int64_t> shape, DataType type = DataType::kBFloat16) {
+    TensorView t = TensorView::contiguous(reinterpret_cast<const void*>(uintptr_t{0x10000}), type, shape);
+    t.device = kDevice;
+    return t;
+  };
+  BackwardArgs args;
+  args.q = args.k = args.v = args.out = args.dout = args.dq = args.dk = args.dv = huge({1 << 17, 2048, 1 << 10, 64});
+  args.lse = huge({1 << 17, 1 << 10, 2048}, DataType::kFloat32);
+  args.mask = masks::causal(2048, 2048);
+  ForwardArgs forward = device_call();
+  forward.q = forward.k = forward.v = forward.out = args.q;
+  forward.lse = args.lse;
+  forward.mask = args.mask;
+  for (const auto& [set, gpu] :
+       {std::pair{"sm90", GpuModel{}}, {"sm80", GpuModel{.compute_major = 8, .multiprocessors = 108}}}) {
+    if (!has_kernels_of(set)) continue;
+    const auto expect_refused = [](const Explanation& why, const std::string& text) {
+      ASSERT_FALSE(why.rejected.empty());
+      EXPECT_NE(why.rejected.front().find(text), std::string::npos) << why.rejected.front();
+      EXPECT_NE(why.rejected.front().find("at most 1073741824"), std::string::npos) << why.rejected.front();
+    };
+    expect_refused(explain(args, {}, gpu), "batch * heads_q * seqlen_q / 128 is about 2147483648");
+    expect_refused(explain(forward, {}, gpu), "batch * heads_q * seqlen_q / 128 is 2147483648");
+  }
+}
+
 TEST(Cuda, SplitsRunInKernelsOverCaches) {
   if (kernels().empty()) GTEST_SKIP() << "a build without CUDA";
   const auto explained = [](const ForwardArgs& args, const Features& features, const GpuModel& gpu) {
