@@ -22,13 +22,17 @@ V3_BARS = {
 CUDNN_BARS = {"fwd": {128: 1.05, 64: 1.10}, "bwd": {128: 1.09, 64: 1.18}, "total": {}}
 CUDNN_SEQLENS = (8192, 32768)
 MMA_SYNC_SEQLENS, MMA_SYNC_MASK_DIMS = (8192, 32768), (64, 128)
-FA2_BARS = (0.95, 1.0)  # each cell, geometric mean; full and causal of every head dim
+# Each cell, geometric mean of a direction; full and causal of all head dims below 256, where FlashAttention-2's tile
+# needs more shared memory than an A100 has.
+FA2_BARS, FA2_BELOW = {"fwd": (0.88, 0.96), "bwd": (0.88, 0.97)}, 256
 # A mask's time over its visible share of the full mask's, at most, in cells with at least so much visible.
 SHARE_BAR, LEAST_LIVE = 1.2, 0.1
 # Geometric means over the masks. FlexAttention runs on Hopper by wgmma, which is faster than mma.sync there.
 MASK_BARS = {"flex": 0.75, "sdpa": 3.0}
-# The deterministic backward's time over the fast one's, at most: the median and each cell.
-DETERMINISTIC_BARS = (1.07, 1.18)
+# The deterministic backward's time over the fast one's, at most: the median and each cell; of Hopper's kernels with
+# grouped heads each cell.
+DETERMINISTIC_BARS, DETERMINISTIC_GROUPED_BAR = (1.07, 1.18), 1.12
+FA3_BARS = {"fwd": {}, "bwd": {256: 1.0}, "total": {}}  # op, head_dim: ours over FA3, for full and causal
 # Our own modes (deterministic, dense) or a part of a call (plain): no peers for both directions together.
 OF_ONE_DIRECTION = ("deterministic", "dense", "plain")
 OURS_OTHERWISE = ("deterministic", receipts.SMALL)  # reported as their time over ours, without a plan
@@ -153,16 +157,19 @@ def v3_checks(rows, head_dim, seqlens, each, mean, label):
 
 
 def checks(rows, op="fwd"):
-    """Checks the bars of `op`, the direction of all rows, for the cells that have bars. Grouped heads have none."""
+    """Checks the bars of `op`, the direction of all rows, for the cells that have bars. Grouped heads have one, of
+    Hopper's deterministic backward."""
     of_set = {}
     for row in rows:
         if not row["grouped"]:
             of_set.setdefault(row["arch"], []).append(row)
-    return [
+    found = [
         found
         for arch, own in of_set.items()
         for found in (hopper_checks(own, op) if arch == receipts.HOPPER else mma_sync_checks(own, arch))
     ]
+    grouped = [row for row in rows if row["grouped"] and row["arch"] == receipts.HOPPER and op == "bwd"]
+    return [*found, *deterministic_checks(grouped, "grouped heads", (None, DETERMINISTIC_GROUPED_BAR))]
 
 
 def mma_sync_checks(rows, label):
@@ -184,10 +191,10 @@ def mma_sync_checks(rows, label):
 
 
 def fa2_checks(rows, label):
-    rows = [r for r in rows if r["mask"] in ("full", "causal") and r["fa2"]]
+    rows = [r for r in rows if r["mask"] in ("full", "causal") and r["fa2"] and r["head_dim"] < FA2_BELOW]
     if not rows:
         return []
-    each, mean = FA2_BARS
+    each, mean = FA2_BARS[rows[0]["op"]]
     return [
         check(f"{label}: every cell over FA2", min(r["fa2"] for r in rows), each, worst_text(rows, "fa2")),
         check(f"{label}: geometric mean over FA2", mean_of(rows, "fa2"), mean, f"{len(rows)} cells"),
@@ -213,17 +220,18 @@ def share_checks(rows, label):
     return [check_at_most(f"{label}: time over the visible share of the full mask's", worst, SHARE_BAR, detail)]
 
 
-def deterministic_checks(rows, label):
-    """Checks the deterministic backward against the fast one."""
+def deterministic_checks(rows, label, bars=DETERMINISTIC_BARS):
+    """Checks the deterministic backward against the fast one; `bars`: the median's, if it has one, and each cell's."""
     slow = [r for r in rows if r["deterministic"]]
     if not slow:
         return []
-    middle, each = DETERMINISTIC_BARS
     worst = max(slow, key=lambda r: r["deterministic"])
+    got = median(r["deterministic"] for r in slow), worst["deterministic"]
     detail = f"worst {place(worst)}, {len(slow)} cells"
     return [
-        check_at_most(f"{label}: deterministic, median", median(r["deterministic"] for r in slow), middle, detail),
-        check_at_most(f"{label}: deterministic, every cell", worst["deterministic"], each, detail),
+        check_at_most(f"{label}: deterministic, {what}", ratio, bar, detail)
+        for what, ratio, bar in zip(("median", "every cell"), got, bars)
+        if bar
     ]
 
 
@@ -233,7 +241,8 @@ def worst_text(rows, key):
 
 
 def hopper_checks(rows, op):
-    """Geometric means for each (head_dim, seqlen), and over the lengths of a head_dim."""
+    """Geometric means for each (head_dim, seqlen), and over the lengths of a head_dim; cells over cuDNN and FA3; the
+    deterministic backward."""
     found = []
     for head_dim, (seqlens, each, mean) in V3_BARS[op].items():
         present = sorted({r["seqlen"] for r in rows if r["head_dim"] == head_dim} & set(seqlens))
@@ -242,16 +251,13 @@ def hopper_checks(rows, op):
         if len(present) > 1:
             found += v3_checks(rows, head_dim, present, each, mean, f"d={head_dim} all")
     for r in rows:
-        barred = r["head_dim"] in CUDNN_BARS[op] and r["seqlen"] in CUDNN_SEQLENS and r["mask"] in ("full", "causal")
-        if r["cudnn"] and barred:
-            found.append(
-                check(
-                    f"d={r['head_dim']} S={r['seqlen']} {r['mask']}: over cuDNN",
-                    r["cudnn"],
-                    CUDNN_BARS[op][r["head_dim"]],
-                )
-            )
-    return found
+        if r["mask"] not in ("full", "causal"):
+            continue
+        if r["cudnn"] and r["head_dim"] in CUDNN_BARS[op] and r["seqlen"] in CUDNN_SEQLENS:
+            found.append(check(f"{place(r)}: over cuDNN", r["cudnn"], CUDNN_BARS[op][r["head_dim"]]))
+        if r["fa3"] and r["head_dim"] in FA3_BARS[op]:
+            found.append(check(f"{place(r)}: over FA3", r["fa3"], FA3_BARS[op][r["head_dim"]]))
+    return [*found, *(deterministic_checks(rows, "all head dims") if op == "bwd" else [])]
 
 
 def cell_text(value, form="6.2f"):
