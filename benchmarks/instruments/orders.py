@@ -9,8 +9,8 @@ SHUFFLES = 200  # a round's order is the best of
 
 
 def orders(names, rounds, seed=0):
-    """An order of the names for each round. Over all rounds each follows every other about equally often, and is random
-    else: a call's time depends on the call before it (the card's power state, caches), and in few rounds chance would
+    """An order of the names for each round, random but for this: over all rounds each follows every other about equally
+    often. A call's time depends on the call before it (the card's power state, caches), and in few rounds chance would
     have one follow a light call more often than another does.
 
     It approximates, for any number of rounds, the designs of E. J. Williams, "Experimental designs balanced for the

@@ -18,7 +18,7 @@ inline KernelInfo named(KernelInfo info) {
   return info;
 }
 
-/// A kernel of a tile of some head dims; `shape`: rows and keys at a time, 0 of a pass over the others.
+/// A kernel of a tile of some head dims; `shape`: its rows and keys, one of them 0 in a pass over the other.
 template <typename Tile>
 KernelInfo tile_kernel_info(std::string id, const char* op, DataType dtype, const Tile& tile, TileShape shape,
                             int threads, int shared_bytes = 0) {
