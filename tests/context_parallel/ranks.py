@@ -391,7 +391,8 @@ def test_keys_that_do_not_come(rank, world):
             arrived(placement, rank, inputs, group)
             raise AssertionError("nothing was raised")
         except TimeoutError as error:
-            assert re.search("the keys of rank [12] did not come within arrival_timeout", str(error)), error
+            late = r"the keys of (rank|one of ranks) [1-7, ]+ did not come within arrival_timeout"
+            assert re.search(late, str(error)), error
     dist.barrier()
     if rank != 0:  # who finds all keys there
         assert torch.equal(arrived(placement, rank, inputs, group), want)
