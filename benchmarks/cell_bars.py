@@ -3,7 +3,7 @@
 for mma.sync's kernels FlashAttention-2, the visible share of their own time, FlexAttention and SDPA with a dense mask.
 
 Every ratio counts our plan's own time as ours and is speed: their time over our time. A peer that took no part in the
-case's run has its last one, with a date (receipts.py), or none.
+case's run has its last one, with a date and a device (receipts.py), or none.
 """
 
 import math
@@ -29,19 +29,19 @@ FA2_BARS, FA2_BELOW = {"fwd": (0.88, 0.96), "bwd": (0.88, 0.97)}, 256
 SHARE_BAR, LEAST_LIVE = 1.2, 0.1
 # Geometric means over the masks. FlexAttention runs on Hopper by wgmma, which is faster than mma.sync there.
 MASK_BARS = {"flex": 0.75, "sdpa": 3.0}
-# The deterministic backward's time over the fast one's, at most: the median and each cell; of Hopper's kernels with
-# grouped heads each cell.
-DETERMINISTIC_BARS, DETERMINISTIC_GROUPED_BAR = (1.07, 1.18), 1.12
+# The deterministic backward's time over the fast one's, at most; of Hopper's kernels also with grouped heads.
+DETERMINISTIC_BARS = {"median": 1.07, "every cell": 1.18}
+DETERMINISTIC_GROUPED_BARS = {"every cell": 1.12}
 FA3_BARS = {"fwd": {}, "bwd": {256: 1.0}, "total": {}}  # op, head_dim: ours over FA3, for full and causal
 # Our own modes (deterministic, dense) or a part of a call (plain): no peers for both directions together.
 OF_ONE_DIRECTION = ("deterministic", "dense", "plain")
 OURS_OTHERWISE = ("deterministic", receipts.SMALL)  # reported as their time over ours, without a plan
 
 
-def recorded_dates(cases, peer):
-    """Dates of the ratios over a peer that are not of the cases' own runs, in order."""
-    figures = (case["peers"].get(peer, {}) for case in cases)
-    return sorted({found["recorded"] for found in figures if "recorded" in found})
+def recorded(cases, peer):
+    """(dates, devices) of the ratios over a peer that are not of the cases' own runs, each in order."""
+    figures = [case["peers"].get(peer, {}) for case in cases]
+    return tuple(sorted({f[name] for f in figures if "recorded" in f}) for name in ("recorded", "device"))
 
 
 def geomean(values):
@@ -60,8 +60,8 @@ def ratio_to(case, peer):
 
 def sum_of(*figures):
     """A peer's figures for both directions together."""
-    dates = [f["recorded"] for f in figures if "recorded" in f]
-    return {"ms": sum(f["ms"] for f in figures), **({"recorded": max(dates)} if dates else {})}
+    latest = max((f for f in figures if "recorded" in f), key=lambda f: f["recorded"], default={})
+    return {"ms": sum(f["ms"] for f in figures), **{n: latest[n] for n in ("recorded", "device") if n in latest}}
 
 
 def total_of(forward, backward):
@@ -169,7 +169,7 @@ def checks(rows, op="fwd"):
         for found in (hopper_checks(own, op) if arch == receipts.HOPPER else mma_sync_checks(own, arch))
     ]
     grouped = [row for row in rows if row["grouped"] and row["arch"] == receipts.HOPPER and op == "bwd"]
-    return [*found, *deterministic_checks(grouped, "grouped heads", (None, DETERMINISTIC_GROUPED_BAR))]
+    return [*found, *deterministic_checks(grouped, "grouped heads", DETERMINISTIC_GROUPED_BARS)]
 
 
 def mma_sync_checks(rows, label):
@@ -221,18 +221,14 @@ def share_checks(rows, label):
 
 
 def deterministic_checks(rows, label, bars=DETERMINISTIC_BARS):
-    """Checks the deterministic backward against the fast one; `bars`: the median's, if it has one, and each cell's."""
+    """Checks the deterministic backward against the fast one."""
     slow = [r for r in rows if r["deterministic"]]
     if not slow:
         return []
     worst = max(slow, key=lambda r: r["deterministic"])
-    got = median(r["deterministic"] for r in slow), worst["deterministic"]
+    got = {"median": median(r["deterministic"] for r in slow), "every cell": worst["deterministic"]}
     detail = f"worst {place(worst)}, {len(slow)} cells"
-    return [
-        check_at_most(f"{label}: deterministic, {what}", ratio, bar, detail)
-        for what, ratio, bar in zip(("median", "every cell"), got, bars)
-        if bar
-    ]
+    return [check_at_most(f"{label}: deterministic, {what}", got[what], bar, detail) for what, bar in bars.items()]
 
 
 def worst_text(rows, key):

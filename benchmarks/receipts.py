@@ -17,8 +17,8 @@ Times are medians over rounds in which the contenders took turns; `ratio` is the
 the same round, ours without the plan. Beside a median X stands X_spread, the middle half of the rounds: [first
 quartile, third quartile]. Rounds themselves are not kept.
 
-A peer that took no part in a cell's last run keeps its last ratio, beside our kernels of that date: `recorded`. Its ms
-are that ratio times our new time.
+A peer that took no part in a cell's last run keeps its last ratio, beside our kernels of the date `recorded` on the
+`device`. Its ms are that ratio times our new time.
 
 Kernels of mma.sync are known by their code for 8.0, whichever of it, code for 8.6 and PTX the device ran: one build
 makes all three of one source.
@@ -158,18 +158,22 @@ def merged_cases(path, receipt):
     cases = {cell: with_run(case, before, receipt) for cell, case in old.items()}
     for case in receipt["cases"]:
         earlier = old.get(identity(case))
-        cases[identity(case)] = with_recorded(case, earlier, run_of(before, earlier)["date"]) if earlier else case
+        cases[identity(case)] = with_recorded(case, earlier, run_of(before, earlier)) if earlier else case
     return list(cases.values())
 
 
-def with_recorded(case, earlier, date):
-    """The case with the ratios of an earlier one of its cell, whose run had this date, over peers that it lacks."""
+def with_recorded(case, earlier, run):
+    """The case with the ratios of an earlier one of its cell, which this run measured, over peers that it lacks."""
     recorded = {}
     for peer, figures in earlier["peers"].items():
         if peer not in case["peers"] and peer not in OUR_MODES:
             ratio = figures.get("ratio") or figures["ms"] / earlier["ours_ms"]
-            figures = {"ms": ratio * case["ours_ms"], "ratio": ratio, "recorded": figures.get("recorded", date)}
-            recorded[peer] = figures
+            recorded[peer] = {
+                "ms": ratio * case["ours_ms"],
+                "ratio": ratio,
+                "recorded": figures.get("recorded", run["date"]),
+                "device": figures.get("device", run["device"]),
+            }
     return {**case, "peers": {**case["peers"], **recorded}}
 
 
@@ -219,8 +223,8 @@ def number_problems(case, where):
     for peer, figures in case["peers"].items():
         if not isinstance(figures, dict) or not isinstance(figures.get("ms"), NUMBER) or not figures["ms"] > 0:
             yield f"{where}: peer {peer} has no ms"
-        elif not isinstance(figures.get("recorded", ""), str):
-            yield f"{where}: peer {peer}: recorded is {figures['recorded']!r}, not a date"
+        elif "recorded" in figures and not all(isinstance(figures.get(n), str) for n in ("recorded", "device")):
+            yield f"{where}: peer {peer}: recorded and device are not texts"
 
 
 def hash_problems(hashes, where):

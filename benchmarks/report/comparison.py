@@ -51,14 +51,14 @@ def runs_text(cases):
 
 
 def dated_name(cases, peer):
-    """A peer's name, with the dates of its ratios if they are not of the cases' own runs."""
-    dates = cell_bars.recorded_dates(cases, peer)
-    return f"{NAMES[peer]} ({span_text(dates)})" if dates else NAMES[peer]
+    """A peer's name, with the dates and devices of its ratios that are not of the cases' own runs."""
+    dates, devices = cell_bars.recorded(cases, peer)
+    return f"{NAMES[peer]} ({span_text(dates)}, {listed(devices)})" if dates else NAMES[peer]
 
 
 def recorded_names(cases, peers=NAMES):
     """Dated names of the peers whose ratios are in part not of the cases' own runs."""
-    return [dated_name(cases, peer) for peer in peers if cell_bars.recorded_dates(cases, peer)]
+    return [dated_name(cases, peer) for peer in peers if any(cell_bars.recorded(cases, peer))]
 
 
 def recorded_text(cases, peers=NAMES):

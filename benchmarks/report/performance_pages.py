@@ -255,7 +255,7 @@ METHOD = (
     "does not favour anyone. Compare ratios, not times, between runs.",
     "TFLOP/s count the 128 x 128 tiles that hold a visible element; *live* is their share. Ours counts the plan.",
     "A kernel that took no part in a cell's last run keeps its last ratio there, measured side by side with our "
-    "kernels of that date, which the page of the head dim and the receipt name.",
+    "kernels of a date and on a GPU that the page of the head dim and the receipt name.",
     "A receipt names the machine code that it measured. When a kernel changes, the tests name the cells that no longer "
     "stand for it ([the rule](../benchmarks/README.md#receipts)).",
 )

@@ -51,7 +51,7 @@ def speed_chart(cases):
     )
     recorded = comparison.recorded_names(cases)
     note = (
-        f"{listed(recorded)}: beside our kernels of that date; bars are our rate over the ratio of the times then."
+        f"{listed(recorded)}: beside our kernels of that time; bars are our rate over the ratio of the times then."
         if recorded
         else ""
     )

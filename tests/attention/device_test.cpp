@@ -23,27 +23,22 @@ bool has_kernels_of(const std::string& arch) {
   return std::ranges::any_of(all, [&](const KernelInfo& kernel) { return kernel.op == "fwd" && kernel.arch == arch; });
 }
 
-/// A call on tensors that lie nowhere: nothing may touch them.
+/// A tensor that lies nowhere: nothing may touch it.
+TensorView device_tensor(std::initializer_list<int64_t> shape, DataType dtype = DataType::kBFloat16) {
+  TensorView t = TensorView::contiguous(reinterpret_cast<const void*>(uintptr_t{0x10000}), dtype, shape);
+  t.device = kDevice;
+  return t;
+}
+
 ForwardArgs device_call(DataType dtype = DataType::kBFloat16) {
-  const auto tensor = [dtype](std::initializer_list<int64_t> shape, DataType type = DataType::kNone) {
-    TensorView t = TensorView::contiguous(reinterpret_cast<const void*>(uintptr_t{0x10000}),
-                                          type == DataType::kNone ? dtype : type, shape);
-    t.device = kDevice;
-    return t;
-  };
   ForwardArgs args;
-  args.q = args.k = args.v = args.out = tensor({1, 256, 2, 64});
-  args.lse = tensor({1, 2, 256}, DataType::kFloat32);
+  args.q = args.k = args.v = args.out = device_tensor({1, 256, 2, 64}, dtype);
+  args.lse = device_tensor({1, 2, 256}, DataType::kFloat32);
   args.mask = masks::causal(256, 256);
   return args;
 }
 
-Mask device_mask() {
-  TensorView indices =
-      TensorView::contiguous(reinterpret_cast<const void*>(uintptr_t{0x10000}), DataType::kInt32, {1, 1, 256, 1});
-  indices.device = kDevice;
-  return from_startend_row_indices(indices, true, 256);
-}
+Mask device_mask() { return from_startend_row_indices(device_tensor({1, 1, 256, 1}, DataType::kInt32), true, 256); }
 
 class WithoutDevice : public testing::Test {
  protected:
@@ -140,14 +135,10 @@ TEST(Cuda, AGpuThatIsNotThereCanBeAskedAbout) {
 TEST(Cuda, TilesAreCountedIn32Bits) {
   if (kernels().empty()) GTEST_SKIP() << "a build without CUDA";
   const ScopedVariable variable(kVariable, nullptr);
-  const auto huge = [](std::initializer_list<int64_t> shape, DataType type = DataType::kBFloat16) {
-    TensorView t = TensorView::contiguous(reinterpret_cast<const void*>(uintptr_t{0x10000}), type, shape);
-    t.device = kDevice;
-    return t;
-  };
   BackwardArgs args;
-  args.q = args.k = args.v = args.out = args.dout = args.dq = args.dk = args.dv = huge({1 << 17, 2048, 1 << 10, 64});
-  args.lse = huge({1 << 17, 1 << 10, 2048}, DataType::kFloat32);
+  args.q = args.k = args.v = args.out = args.dout = args.dq = args.dk = args.dv =
+      device_tensor({1 << 17, 2048, 1 << 10, 64});
+  args.lse = device_tensor({1 << 17, 1 << 10, 2048}, DataType::kFloat32);
   args.mask = masks::causal(2048, 2048);
   ForwardArgs forward = device_call();
   forward.q = forward.k = forward.v = forward.out = args.q;

@@ -107,7 +107,9 @@ def put(folder, *receipts):
 def recorded(case, **peers):
     """The case beside peers that took no part in its run; `peers`: their last time over ours."""
     ours = case["ours_ms"]
-    figures = {name: {"ms": over * ours, "ratio": over, "recorded": RECORDED} for name, over in peers.items()}
+    figures = {
+        name: {"ms": over * ours, "ratio": over, "recorded": RECORDED, "device": "H100"} for name, over in peers.items()
+    }
     return {**case, "peers": {**figures, **case["peers"]}}
 
 

@@ -97,7 +97,7 @@ def test_committed_cells_have_v3_measured_or_recorded():
         (lambda r: r["cases"][1].update(kernel_hashes={"a": 1}), "case 1: kernel_hashes names no kernels"),
         (lambda r: r["cases"][1].update(run={"date": "x"}), "case 1: run: device is missing"),
         (lambda r: r["cases"][1]["peers"].update(flex={}), "peer flex has no ms"),
-        (lambda r: r["cases"][1]["peers"]["flex"].update(recorded=3), "peer flex: recorded is 3, not a date"),
+        (lambda r: r["cases"][1]["peers"]["flex"].update(recorded=3), "peer flex: recorded and device are not"),
         (lambda r: r["cases"][1].update(mask="full"), "a cell is there twice"),
         (lambda r: r["cases"][1].update(seqlen=32768), "a case belongs to fwd-d128-dv128-32k"),
     ],
@@ -246,7 +246,7 @@ def test_a_run_replaces_its_cells_and_keeps_the_others(file, tmp_path):
 
 
 def test_a_peer_that_is_left_out_keeps_its_last_ratio(file, tmp_path):
-    """With the date of its last run, also over more than one run without it; modes of ours do not."""
+    """With the date and device of its last run, also over more than one run without it; modes of ours do not."""
     path = tmp_path / "fwd-d128-dv128-8k.json"
     contenders = {"flex": 2.0, "deterministic": 1.1, "dense": 3.0, "sm86": 1.2}
     for date, found in (("2026-01-01", contenders), ("2026-02-01", {"cudnn": 1.5}), ("2026-03-01", {"cudnn": 1.6})):
@@ -254,8 +254,13 @@ def test_a_peer_that_is_left_out_keeps_its_last_ratio(file, tmp_path):
         case["ours_ms"] *= 2
         receipts.write(invented.receipt("fwd-d128-dv128-8k", [case], date=date), path)
     (kept,) = receipts.load(path)["cases"]
-    flex = kept["peers"].pop("flex")
-    assert flex == {"ms": pytest.approx(2.0 * kept["ours_ms"]), "ratio": pytest.approx(2.0), "recorded": "2026-01-01"}
+    flex, device = kept["peers"].pop("flex"), {"device": "H200"}
+    assert flex == {
+        "ms": pytest.approx(2.0 * kept["ours_ms"]),
+        "ratio": pytest.approx(2.0),
+        **device,
+        "recorded": "2026-01-01",
+    }
     assert set(kept["peers"]) == {"cudnn"} and "recorded" not in kept["peers"]["cudnn"]
     receipts.write(invented.receipt("fwd-d128-dv128-8k", [invented.case(file, "causal", flex=1.9)]), path)
     assert "recorded" not in receipts.load(path)["cases"][0]["peers"]["flex"]
@@ -444,9 +449,9 @@ def test_a_recorded_ratio_counts_as_a_measured_one_and_has_a_date(file):
     recorded = invented.recorded(invented.case(file, "causal"), flashmask_v3=1.2)
     assert cell_bars.row_of(own)["v3"] == pytest.approx(1.5 / 1.01)  # the plan counts as ours
     assert cell_bars.row_of(recorded)["v3"] == pytest.approx(1.2 / 1.01)
-    dates = cell_bars.recorded_dates
-    assert dates([own], "flashmask_v3") == dates([recorded], "flex") == []
-    assert dates([own, recorded], "flashmask_v3") == [invented.RECORDED]
+    found = cell_bars.recorded
+    assert found([own], "flashmask_v3") == found([recorded], "flex") == ([], [])
+    assert found([own, recorded], "flashmask_v3") == ([invented.RECORDED], ["H100"])
 
 
 def test_a_missing_peer_is_a_dash(file):

@@ -207,7 +207,7 @@ def test_peers_of_the_run_itself_have_columns_and_of_two_measurements_the_worse_
 
 def test_readmes_part_says_where_ours_is_not_first(file, documented):
     _, part = documented(*slices(file))
-    assert "| FlashMask V3 (2026-11-26) | 1.19x | 0.94x |  |  |" in part
+    assert "| FlashMask V3 (2026-11-26, H100) | 1.19x | 0.94x |  |  |" in part
     said = " ".join(part)
     assert "FlashAttention-3 and FlashMask V3 take 0.94 of our time in some cells ([which](docs/perf" in said
     assert said.count("which](docs/performance.md#where-ours-is-not-first)") == 1
@@ -550,7 +550,7 @@ def test_report_is_one_page_without_outside_resources(file, reported):
         ElementTree.fromstring(svg)
     bars = drawn["gpu-forward-d128-8k.svg"]
     assert [bars.count(f"{name}:") for name in ("flashmask (plan included)", "cuDNN", "FlashMask V3")] == [12, 2, 12]
-    assert "FlashMask V3 (2026-11-26): beside our kernels of that date" in bars
+    assert "FlashMask V3 (2026-11-26, H100): beside our kernels of that time" in bars
     assert drawn["gpu-sparsity.svg"].count("<circle") == 60
 
 
