@@ -5,16 +5,18 @@ from collections import namedtuple
 
 from benchmarks import cell_bars
 from benchmarks.context_parallel import bars as context_parallel_bars
-from benchmarks.measure.gpu import decode_bars, forest_bars, prefill_bars
+from benchmarks.measure.gpu import decode_bars, forest_bars, prefill_bars, small_bars
+from benchmarks.measure.gpu.time_to_first_output import BAR_SECONDS
 from benchmarks.receipts import HOPPER
 from benchmarks.report.markdown import listed, markdown_table
 
 Bar = namedtuple("Bar", "what got bar passed")
 HOPPER_KERNELS, MMA_SYNC_KERNELS = "Hopper's kernels", "mma.sync's kernels"
 ELEMENT_MASKS, BLOCK_MASKS, FEATURES, PADDING = "element masks", "block masks", "features", "head dims by padding"
+SMALL, FIRST_CALL = "small problems", "first call"
 HOST_TIME, END_TO_END = "host time of a PyTorch call", "training end to end"
 SEVERAL_GPUS = {2: "two GPUs", 4: "four GPUs"}  # of context parallelism
-DECODE = "decode over caches"
+DECODE, DECODE_MMA_SYNC = "decode over caches", "decode over caches, mma.sync"
 PREFILL = "prefill over caches"
 FORESTS = "shared prefixes"
 
@@ -58,6 +60,17 @@ def of_features(topics):
     ]
 
 
+def of_small(topics):
+    receipts = (topics[name] for name in ("small", "small-bwd") if name in topics)
+    return of_checks(found for receipt in receipts for found in small_bars.of_all(receipt["figures"]["small"]))
+
+
+def of_first_call(topics):
+    found = topics["first"]["figures"]["first"] if "first" in topics else []
+    said = {"seconds": "seconds from its inputs", "process_difference": "seconds that it adds to a process"}
+    return [Bar(what, cell[key], BAR_SECONDS, cell[key] <= BAR_SECONDS) for key, what in said.items() for cell in found]
+
+
 def of_host_time(found):
     """Bars of benchmarks/measure/torch_overhead.py."""
     said = {"no_grad": "a forward, us", "with_backward": "forward and backward, us"}
@@ -82,8 +95,8 @@ def of_context_parallel(run):
     return [Bar(what, abs(got), bar, passed) for what, got, bar, passed in judged]
 
 
-def of_decode(topics):
-    return of_checks(decode_bars.of_all(topics["decode"]["figures"]["decode"])) if "decode" in topics else []
+def of_decode(topics, name="decode"):
+    return of_checks(decode_bars.of_all(topics[name]["figures"]["decode"])) if name in topics else []
 
 
 def of_prefill(topics):
@@ -117,9 +130,12 @@ def of_all(cases, topics, host_times):
         BLOCK_MASKS: of_blocks(topics),
         FEATURES: of_features(topics),
         PADDING: of_topic(topics, "padding", "over_instance", lambda c: "time over the larger head dim's"),
+        SMALL: of_small(topics),
+        FIRST_CALL: of_first_call(topics),
         HOST_TIME: [bar for found in host_times for bar in of_host_time(found)],
         **{SEVERAL_GPUS[n]: of_context_parallel(run) for n, run in context_parallel_runs(topics).items()},
         DECODE: of_decode(topics),
+        DECODE_MMA_SYNC: of_decode(topics, "decode-sm80"),
         PREFILL: of_prefill(topics),
         FORESTS: of_forests(topics),
         END_TO_END: of_checks(check for receipt in topics.values() for check in receipt["figures"].get("checks", [])),

@@ -17,6 +17,7 @@ from benchmarks.report.comparison import (
     left_out_text,
     means_table,
     peer_tables,
+    recorded_names,
     recorded_text,
     runs_text,
     slower_text,
@@ -224,8 +225,11 @@ def missed(cases, topics):
         missed_bars.BLOCK_MASKS: f"performance/{OTHERS}#block-masks",
         missed_bars.FEATURES: f"performance/{OTHERS}#sinks-softcap-and-dropout",
         missed_bars.PADDING: f"performance/{OTHERS}#head-dims-by-padding",
+        missed_bars.SMALL: f"performance/{OTHERS}#small-problems",
+        missed_bars.FIRST_CALL: f"performance/{OTHERS}#first-call",
         missed_bars.HOST_TIME: f"performance/{OTHERS}#host-time-of-a-pytorch-call",
         missed_bars.DECODE: f"performance/{DECODE}",
+        missed_bars.DECODE_MMA_SYNC: f"performance/{DECODE}",
         missed_bars.PREFILL: f"performance/{DECODE}",
         missed_bars.FORESTS: f"performance/{DECODE}",
         **dict.fromkeys(missed_bars.SEVERAL_GPUS.values(), "context-parallel.md#which-way"),
@@ -286,13 +290,13 @@ def without_v3_text(cases):
 
 
 def not_measured(cases, others):
-    devices = sorted({case["run"]["device"] for case in (*cases, *others)})
+    names, all_cases = recorded_names(cases), [*cases, *others]
+    earlier = (device for peer in NAMES for device in cell_bars.recorded(all_cases, peer)[1])
+    devices = sorted({*(case["run"]["device"] for case in all_cases), *earlier})
     said = [
         without_v3_text(cases),
         sections.NO_BLOCK_SPARSE_PEER,
-        "Of Hopper's plain forwards those at 128K, most with grouped heads, and a few masks more were measured before "
-        "they lost a branch for a negative softmax_scale, which is refused now. Beside those measured since at d = 64 "
-        "and 128 there was no build of FlashMask V3.",
+        f"Cells whose last run lacked a kernel have an older ratio over it: {listed(names)}." if names else "",
         f"No other GPU was measured than {listed(devices)}." if devices else "",
         "[What of the papers is not here](end-to-end.md#what-of-the-papers-is-not-here): trainings and kernels that "
         "they have and this project has not rebuilt.",

@@ -262,6 +262,19 @@ def test_the_page_says_which_bars_were_missed(file, documented):
     assert "| [Hopper's kernels](#overview) | every cell over V3 | 1 of 2 | 0.9406 | at least 1 |" in page
 
 
+def test_bars_of_small_problems_and_first_calls():
+    cell = {"mask": "causal", "head_dim": 64, "heads": 8, "seqlen": 2048, "us": {"ours": 60.0}}
+    figures = {"op": "bwd", "cells": [{**cell, "ours_over": {"cudnn": 0.5}}, {**cell, "mask": "causal_document"}]}
+    first = [{"head_dim": 64, "seconds": 0.02, "process_difference": 0.31}]
+    topics = {"small-bwd": {"figures": {"small": figures}}, "first": {"figures": {"first": first}}}
+    found = missed_bars.of_all([], topics, [])
+    assert [tuple(bar) for bar in found["small problems"]] == [
+        ("forward and backward, time over cuDNN's", 0.5, 1.0, True),
+        ("forward and backward, microseconds", 60.0, 57, False),
+    ]
+    assert [(bar.got, bar.passed) for bar in found["first call"]] == [(0.02, True), (0.31, False)]
+
+
 def test_bars_of_one_kind_are_told_together():
     bars = [missed_bars.Bar("a time", 1.5, 1.2, False), missed_bars.Bar("a time", 1.1, 1.2, True)]
     bars += [missed_bars.Bar("a speed", 0.9, 1.0, False), missed_bars.Bar("a speed", 0.8, 1.1, False)]

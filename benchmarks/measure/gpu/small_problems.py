@@ -16,19 +16,18 @@ import torch
 from harness.calls import Backward, Forward, Plan
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks import ROOT
+from benchmarks import ROOT, cell_bars
 from benchmarks.instruments.kernels_used import case_of
 from benchmarks.instruments.medians import middle, ratio, spread
 from benchmarks.instruments.orders import orders
 from benchmarks.masks import paper_masks
 from benchmarks.masks.flex_masks import flex_mask
+from benchmarks.measure.gpu import small_bars
 from benchmarks.measure.gpu.forward_cell import FlexPeer, device_mask, to_device
 
 BATCH, CALLS = 1, 1000
 MASKS, HEAD_DIMS = ("causal", "causal_document"), (128, 64)
 SHAPES = {"fwd": [(8, 2048)], "bwd": [(8, 2048), (2, 4096)]}  # heads and tokens
-# {mask: (peer, the most that our time over its may be)}
-BARS = {"fwd": {"causal": ("cudnn", 1.0), "causal_document": ("flex", 0.7)}, "bwd": {"causal": ("cudnn", 1.0)}}
 
 
 def wall_ms(call):
@@ -201,19 +200,12 @@ def run(arguments, receipt, save, progress_type):
             progress.step(1, f"{cell['mask']} d={cell['head_dim']}, {cell['heads']} x {cell['seqlen']}")
     receipt["figures"]["small"] = {"batch": BATCH, "calls": CALLS, "op": arguments.op, "cells": figures}
     save()
-    return report(figures, BARS[arguments.op])
+    judged = small_bars.of_all(receipt["figures"]["small"])
+    print("\n".join([*(line_of(f) for f in figures), *cell_bars.check_lines(judged)]))
+    return all(bar["passed"] for bar in judged)
 
 
-def report(figures, bars):
-    passed = True
-    for f in figures:
-        words = ", ".join(f"{n} {us:.1f} us" for n, us in f["us"].items())
-        over = ", ".join(f"ours / {n} {r:.2f}" for n, r in f["ours_over"].items())
-        peer, bar = bars.get(f["mask"], (None, None))
-        good = peer is None or f["ours_over"][peer] <= bar
-        passed &= good
-        print(
-            f"{('PASS' if good else 'FAIL') if peer else '    '}  {f['mask']:16} d={f['head_dim']:3}: "
-            f"{words}; {over}{f' (bar {bar} of {peer})' if peer else ''}"
-        )
-    return passed
+def line_of(figures):
+    us = ", ".join(f"{n} {us:.1f} us" for n, us in figures["us"].items())
+    over = ", ".join(f"ours / {n} {r:.2f}" for n, r in figures["ours_over"].items())
+    return f"{figures['mask']:16} d={figures['head_dim']:3}, {figures['heads']} x {figures['seqlen']}: {us}; {over}"

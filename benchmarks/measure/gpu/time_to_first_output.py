@@ -2,7 +2,8 @@
 """Time to a first output, in a fresh process.
 
 A process that loads the library, plans and runs one call is compared with one that only creates a CUDA context and the
-inputs. Bar: 0.3 s, for the difference between whole processes and, as it scatters, also for the seconds inside.
+inputs. Bar: 0.3 s, for the seconds inside and for the difference between the shortest whole processes: importing torch
+takes seconds, and other work on the machine only adds to them.
 """
 
 import subprocess
@@ -56,7 +57,8 @@ def rotated(items, n):
 def figures_of(head_dim, rounds):
     """Figures of rounds, each {head dim, or 0 without a call: (the process's seconds, the seconds it printed)}."""
     inside = median(times[head_dim][1] for times in rounds)
-    outside = median(times[head_dim][0] - times[0][0] for times in rounds)
+    with_call, without = (min(times[key][0] for times in rounds) for key in (head_dim, 0))
+    outside = with_call - without
     return {
         "head_dim": head_dim,
         "seconds": inside,
