@@ -194,6 +194,15 @@ def test_failures_are_kept_with_what_follows_them(session):
     assert session.figures["parts"][-1]["output"].startswith("FAILED case 3")
 
 
+def test_a_program_that_was_stopped_is_told_from_one_that_failed(session, capsys):
+    for name, command in (("slow", ["sleep", "60"]), ("wrong", ["false"])):
+        session.add(session.run(name, command, 1), 0, 1)
+    assert run_tests.summary(session.receipt | {"device": "A GPU"}, Path("tests.json")) == 1
+    slow, wrong = capsys.readouterr().out.splitlines()[-3:-1]
+    assert slow.startswith("FAIL  slow") and slow.endswith("when its time was over")
+    assert wrong.startswith("FAIL  wrong") and wrong.endswith(" s")
+
+
 def test_what_is_missing_is_named(session, monkeypatch, tmp_path):
     for variable in run_tests.TORCH_LIBRARIES:
         monkeypatch.delenv(variable, raising=False)

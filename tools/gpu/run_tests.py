@@ -25,6 +25,7 @@ from benchmarks import receipts
 from benchmarks.instruments import kernels_used
 from tools.gpu.session import (
     ROOT,
+    STOPPED,
     TAIL,
     Session,
     covered,
@@ -166,7 +167,7 @@ def run_verify(session, carry, cases, no_limit):
         return session.leave_out("verify", "there is no flashmask command")
     command = [program, "verify", "--backend", "cuda"]
     covering = session.run("verify --covering", [*command, "--covering"], 540 if no_limit else 120)
-    late = covering and covering["status"] == 124 and not no_limit
+    late = covering and covering["status"] == STOPPED and not no_limit
     if late:
         session.leave_out("verify --covering", f"stopped after {covering['seconds']:.0f} s")
     elif covering:
@@ -452,7 +453,7 @@ def judge_sanitizer(session, tool, result):
     """An error fails, and so does a case that fails, or a tool that did not finish."""
     errors = sanitizer_errors(result)
     passed, failed = word_counts(result)
-    if result["status"] == 124:
+    if result["status"] == STOPPED:
         passed = len(passed_cases(result["output"]))
     failed = max(failed, errors if errors is not None else 1)
     complaints = (
@@ -567,6 +568,7 @@ def summary(receipt, path):
         print(
             f"{'FAIL' if part['failed'] else 'PASS'}  {part['name']:32} "
             f"{part['passed']:6} passed {part['failed']:4} failed {part['seconds']:7.1f} s"
+            f"{', when its time was over' if part.get('stopped') else ''}"
         )
     for text in receipt["figures"]["left_out"]:
         print(f"----  {text}")

@@ -18,6 +18,7 @@ from benchmarks import ROOT
 
 TAIL = 3000  # characters of an output that are printed
 KEPT = 30000  # characters of failures that a receipt keeps: all of a long run's
+STOPPED = 124  # the status of a program whose time was over
 
 
 class Clock:
@@ -72,6 +73,8 @@ class Session:
 
     def add(self, result, passed, failed, **more):
         part = {**{n: result[n] for n in ("name", "command", "seconds")}, "passed": passed, "failed": failed, **more}
+        if result.get("status") == STOPPED:
+            part["stopped"] = True
         if failed:
             part["output"] = result["output"][-KEPT:]
         with self.lock:
@@ -123,7 +126,7 @@ def run_group(command, seconds, environment):
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             output, _ = process.communicate()
-            return 124, output + f"\nstopped after {seconds:.0f} s"
+            return STOPPED, output + f"\nstopped after {seconds:.0f} s"
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
