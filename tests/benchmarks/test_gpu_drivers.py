@@ -274,14 +274,16 @@ def test_topics_name_the_kernels_they_run(library):
     assert len(cycles.cases(["fwd"])) == 20 and len(cycles.cases()) == 40
 
 
-def test_a_slow_process_does_not_count_against_a_first_call():
-    from benchmarks.measure.gpu.time_to_first_output import figures_of
+def test_what_a_process_does_before_its_inputs_are_ready_does_not_count(monkeypatch):
+    from benchmarks.measure.gpu import time_to_first_output
 
-    rounds = [{0: (3.0, 0.0), 64: (3.9, 0.02)}, {0: (4.0, 0.0), 64: (3.1, 0.03)}, {0: (3.2, 0.0), 64: (4.5, 0.04)}]
-    found = figures_of(64, rounds)
-    assert found["process_difference"] == pytest.approx(0.1) and found["seconds"] == 0.03 and found["passed"]
-    late = [{key: (wall + 0.5 * bool(key), inside) for key, (wall, inside) in times.items()} for times in rounds]
-    assert not figures_of(64, late)["passed"]
+    says = "import sys, time; time.sleep(1); print('ready', flush=True); time.sleep(0.1); print(sys.argv[1])"
+    monkeypatch.setattr(time_to_first_output, "CHILD", [sys.executable, "-c", says])
+    seconds, printed = time_to_first_output.process(64)
+    assert 0.1 < seconds < 1 and printed == 64
+    monkeypatch.setattr(time_to_first_output, "CHILD", [sys.executable, "-c", "raise SystemExit(3)"])
+    with pytest.raises(RuntimeError, match="status 3"):
+        time_to_first_output.process(64)
 
 
 # --- Peers ------------------------------------------------------------------------------------------
