@@ -268,6 +268,15 @@ def test_sanitizers_run_where_a_probe_shows_that_they_work(session, carry, monke
     assert session.receipt["tests"] == {"passed": 3 * len(rest), "failed": 0}
 
 
+def test_sanitizers_watch_both_directions_at_a_time(session, carry, monkeypatch):
+    monkeypatch.setenv("SAID", WORKS)
+    both = threading.Barrier(2, timeout=10)
+    directions = []
+    monkeypatch.setattr(run_tests, "sanitize", lambda *words: directions.append((words[2], both.wait())))
+    run_tests.run_sanitizers(session, carry, 5)
+    assert {name for name, _ in directions} == {"forward", "backward"}
+
+
 def test_sanitizers_watch_calls_over_caches(session, carry, monkeypatch):
     monkeypatch.setenv("SAID", WORKS)
     (carry / "flashmask").touch()

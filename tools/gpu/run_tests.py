@@ -391,6 +391,7 @@ def find_sanitizer():
 
 
 def run_sanitizers(session, carry, seconds):
+    """Watches all programs at a time: following every access takes most of its time on the host."""
     sanitizer = find_sanitizer()
     if not sanitizer:
         return session.leave_out("sanitizers", "compute-sanitizer was not found")
@@ -398,15 +399,19 @@ def run_sanitizers(session, carry, seconds):
     any_program = next(filter(None, programs.values()), None)
     if any_program and (why := sanitizer_refusal(session, sanitizer, any_program)):
         return session.leave_out("sanitizers", why)
-    for name, program in programs.items():
-        if not program:
-            session.leave_out(f"sanitizers: {name}", f"there is no {CASES.get(name, REFUSED)}")
-        elif name == "refused":
-            called = f"sanitizer: refused calls {REFUSED_TOOL}"
-            sanitize_with(session, sanitizer, REFUSED_TOOL, called, [program], seconds)
-        else:
-            sanitize(session, sanitizer, name, program, seconds)
-    sanitize_caches(session, carry, sanitizer, seconds)
+    at_once(
+        [
+            *(lambda n=name: sanitize(session, sanitizer, n, programs[n], seconds) for name in CASES),
+            lambda: sanitize_refused(session, sanitizer, programs["refused"], seconds),
+            lambda: sanitize_caches(session, carry, sanitizer, seconds),
+        ]
+    )
+
+
+def sanitize_refused(session, sanitizer, program, seconds):
+    if not program:
+        return session.leave_out("sanitizers: refused", f"there is no {REFUSED}")
+    sanitize_with(session, sanitizer, REFUSED_TOOL, f"sanitizer: refused calls {REFUSED_TOOL}", [program], seconds)
 
 
 def sanitize_caches(session, carry, sanitizer, seconds):
@@ -434,6 +439,8 @@ def sanitizer_refusal(session, sanitizer, program):
 
 
 def sanitize(session, sanitizer, direction, program, seconds):
+    if not program:
+        return session.leave_out(f"sanitizers: {direction}", f"there is no {CASES[direction]}")
     for tool, words in SANITIZERS.items():
         name = f"sanitizer: {direction} {tool}"
         if (direction, tool) in LEFT_OUT:
