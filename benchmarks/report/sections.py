@@ -257,7 +257,7 @@ def host_time(topics):
     if not found:
         return []
     times = [measured["microseconds"] for measured in found]
-    forward, whole = ([t[name] for t in times] for name in ("no_grad", "with_backward"))
+    empty, forward, whole = ([t[name] for t in times] for name in ("empty", "no_grad", "with_backward"))
     bars = next((measured["bars"] for measured in found if measured["bars"]), {})
     asked = "; ".join(
         bar_text(what, t, bars[name])
@@ -268,9 +268,9 @@ def host_time(topics):
         "Host time of a PyTorch call",
         "scripts/gpu-check tests --only overhead",
         *paragraph(
-            f"Beyond an operator that does nothing (`benchmarks/measure/torch_overhead.py`), a forward with a ready "
-            f"plan takes {us_text(forward)} of the host, forward and backward {us_text(whole)}"
-            f"{f' ({asked})' * bool(asked)}. In a CUDA graph the host does nothing for them."
+            f"An operator that does nothing (`benchmarks/measure/torch_overhead.py`) takes {us_text(empty)} of the "
+            f"host. Beyond it, a forward with a ready plan takes {us_text(forward)}, forward and backward "
+            f"{us_text(whole)}{f' ({asked})' * bool(asked)}. In a CUDA graph the host does nothing for them."
         )[:-1],
     )
 
