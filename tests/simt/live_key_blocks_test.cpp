@@ -11,53 +11,28 @@
 
 #include "backends/cuda/device/tile_walk.cuh"
 #include "common/random.h"
-#include "plan/runs.h"
+#include "simt/random_lines.h"
 
 namespace flashmask::sm80 {
 namespace {
 
 constexpr int32_t kWords = 70;
 
-/// Rows of a plan, each of a few runs, in both forms.
+/// Rows of a plan.
 struct Rows {
   int32_t count;
-  std::vector<uint32_t> live, full;
-  std::vector<GranuleRun> live_runs, full_runs;
+  RandomLines live, full;
 
-  Rows(Random& random, int32_t rows) : count(rows) {
-    for (int32_t row = 0; row < rows; ++row) {
-      draw(random, live, live_runs);
-      draw(random, full, full_runs);
-    }
-  }
+  Rows(Random& random, int32_t rows) : count(rows), live(random, rows, kWords), full(random, rows, kWords) {}
   cuda::RowPlanBits plan(bool in_runs) const {
-    const auto at = [&](const std::vector<uint32_t>& bits, const std::vector<GranuleRun>& runs) {
-      return in_runs ? reinterpret_cast<const uint32_t*>(runs.data()) : bits.data();
-    };
-    return {.row_live = at(live, live_runs),
-            .row_full = at(full, full_runs),
+    return {.row_live = live.granules(in_runs),
+            .row_full = full.granules(in_runs),
             .row_tile_order = nullptr,
             .words_per_row = kWords,
             .row_granules = count,
             .mask_heads = 1,
             .sharing = {1, 1},
             .in_runs = in_runs};
-  }
-
- private:
-  static void draw(Random& random, std::vector<uint32_t>& bits, std::vector<GranuleRun>& runs) {
-    std::vector<uint32_t> line(kWords);
-    const int64_t pieces = random.integer(0, kLineRuns);
-    for (int64_t n = 0; n < pieces; ++n) {
-      const int64_t begin = random.integer(0, kWords * 32 - 1);
-      const int64_t end = std::min<int64_t>(begin + random.integer(1, 200), kWords * 32);
-      for (int64_t block = begin; block < end; ++block) line[static_cast<std::size_t>(block / 32)] |= 1u << block % 32;
-    }
-    runs.resize(runs.size() + kLineRuns);
-    RunWriter writer(&runs[runs.size() - kLineRuns]);
-    for (int32_t word = 0; word < kWords; ++word) writer.add(line[static_cast<std::size_t>(word)], word * 32);
-    ASSERT_LE(writer.finish(kWords * 32), kLineRuns);
-    bits.insert(bits.end(), line.begin(), line.end());
   }
 };
 
@@ -101,10 +76,9 @@ void expect_classes(Walk walk, int32_t granules) {
         uint32_t classes = 0;
         bool is_live = false;
         for (int32_t g = 0; g < std::min(granules, rows.count - granule); ++g) {
-          const auto word = static_cast<std::size_t>((granule + g) * kWords + block / 32);
-          const uint32_t live = rows.live[word] >> block % 32 & 1, full = rows.full[word] >> block % 32 & 1;
+          const bool live = rows.live.has(granule + g, block), full = rows.full.has(granule + g, block);
           classes |= (live * KeyBlock::kLive | full * KeyBlock::kFull) << KeyBlock::kBits * g;
-          is_live |= live != 0;
+          is_live |= live;
         }
         expected[static_cast<std::size_t>(block)] = is_live ? classes : 0;
       }
