@@ -268,7 +268,7 @@ def test_sanitizers_run_where_a_probe_shows_that_they_work(session, carry, monke
     assert session.receipt["tests"] == {"passed": 3 * len(rest), "failed": 0}
 
 
-def test_sanitizers_watch_both_directions_at_a_time(session, carry, monkeypatch):
+def test_sanitizers_watch_both_directions_at_once(session, carry, monkeypatch):
     monkeypatch.setenv("SAID", WORKS)
     both = threading.Barrier(2, timeout=10)
     directions = []

@@ -391,7 +391,7 @@ def find_sanitizer():
 
 
 def run_sanitizers(session, carry, seconds):
-    """Watches all programs at a time: following every access takes most of its time on the host."""
+    """Watches all programs at once: following every access takes most of its time on the host."""
     sanitizer = find_sanitizer()
     if not sanitizer:
         return session.leave_out("sanitizers", "compute-sanitizer was not found")
