@@ -83,7 +83,7 @@ class BackwardCta {
     const uint32_t first_head = place.head * p_.query_heads_per_group;
     key_tile_ = key_tile(place.rank, first_head);
     if (key_tile_ * Traits::kKeys >= p_.seqlen_k) return;  // The last key block may have fewer.
-    const LiveRowTiles<Traits> row_tiles(p_, batch_, first_head + p_.query_heads_per_group, key_tile_);
+    LiveRowTiles<Traits> row_tiles(p_, batch_, first_head + p_.query_heads_per_group, key_tile_);
     Dk dk = {};
     Dv dv = {};
     RowTile tile{first_head, -1, false};
@@ -99,7 +99,7 @@ class BackwardCta {
     return block * kOfBlock + static_cast<int32_t>(rank % kOfBlock);
   }
 
-  __device__ __forceinline__ void run_row_tiles(const LiveRowTiles<Traits>& row_tiles, RowTile tile,
+  __device__ __forceinline__ void run_row_tiles(LiveRowTiles<Traits>& row_tiles, RowTile tile,
                                                 const VisibleExtent& extent, Dk& dk, Dv& dv) {
     load_keys<KTile>(p_.k, 0, extent.keys, shared_.k);
     load_keys<SharedVTile>(p_.v, Traits::kVRegisterColumns, extent.keys, shared_.v);
@@ -116,8 +116,8 @@ class BackwardCta {
 
   /// Leaves the next row tile in `tile`; false if there is none. It is found and requested under the products: a warp
   /// that waits for the plan's bits has no others beside it at a barrier.
-  __device__ __forceinline__ bool run_row_tile(const LiveRowTiles<Traits>& row_tiles, RowTile& tile,
-                                               const Values& values, Dk& dk, Dv& dv) {
+  __device__ __forceinline__ bool run_row_tile(LiveRowTiles<Traits>& row_tiles, RowTile& tile, const Values& values,
+                                               Dk& dk, Dv& dv) {
     wait_for_loads();
     count(tile);
     score(tile, values);
