@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The forwards' walks over the live key blocks of a row tile, of a plan in bits and of the same one in runs.
 
-#include "backends/cuda/sm80/common/live_key_blocks.cuh"
+#include "backends/cuda/sm80/forward/key_block_word.cuh"
 
 #include <gtest/gtest.h>
 
@@ -36,23 +36,27 @@ struct Rows {
   }
 };
 
+using Word = KeyBlockWord<1>;
 using Walk = void (*)(cuda::RowPlanBits plan, int32_t granule, uint32_t* classes);
 
+/// The walk of mma.sync's forward: a lane for each block of a word.
 template <int kGranules>
-void walk_next(cuda::RowPlanBits plan, int32_t granule, uint32_t* classes) {
-  for (KeyBlock block{-1, 0}; next_live_block<kGranules>(plan, 0, granule, block);)
-    classes[block.index] = block.classes;
+void walk_by_lanes(cuda::RowPlanBits plan, int32_t granule, uint32_t* classes) {
+  const uint32_t lane = ptx::lane();
+  KeyBlockWord<kGranules> blocks;
+  for (int32_t word = 0; blocks.find(plan, 0, granule, word); ++word)
+    if (blocks.any >> lane & 1) classes[word * 32 + static_cast<int32_t>(lane)] = blocks.classes(lane, true);
 }
 
 /// The walk of Hopper's forward, which also says how many blocks there are.
 template <int kGranules>
 void walk_words(cuda::RowPlanBits plan, int32_t granule, uint32_t* classes) {
-  cuda::RowTileWalk<kGranules, KeyBlock::kBits, cuda::RowPlanBits> walk(plan, 0, granule / kGranules);
+  cuda::RowTileWalk<kGranules, Word::kBits, cuda::RowPlanBits> walk(plan, 0, granule / kGranules);
   for (int32_t first = 0; first < plan.words_per_row; first += 32) {
     walk.load(first);
     int32_t left = walk.count();
     walk.for_each(first, [&](int32_t block, uint32_t live, uint32_t full) {
-      classes[block] = live * KeyBlock::kLive | full * KeyBlock::kFull;
+      classes[block] = live * Word::kLive | full * Word::kFull;
       --left;
     });
     if (left != 0) classes[0] = ~0u;
@@ -77,7 +81,7 @@ void expect_classes(Walk walk, int32_t granules) {
         bool is_live = false;
         for (int32_t g = 0; g < std::min(granules, rows.count - granule); ++g) {
           const bool live = rows.live.has(granule + g, block), full = rows.full.has(granule + g, block);
-          classes |= (live * KeyBlock::kLive | full * KeyBlock::kFull) << KeyBlock::kBits * g;
+          classes |= (live * Word::kLive | full * Word::kFull) << Word::kBits * g;
           is_live |= live;
         }
         expected[static_cast<std::size_t>(block)] = is_live ? classes : 0;
@@ -89,7 +93,10 @@ void expect_classes(Walk walk, int32_t granules) {
   }
 }
 
-TEST(LiveKeyBlocks, AreFoundOneByOne) { expect_classes(walk_next<2>, 2); }
+TEST(LiveKeyBlocks, AreFoundByLanes) {
+  expect_classes(walk_by_lanes<1>, 1);
+  expect_classes(walk_by_lanes<2>, 2);
+}
 TEST(LiveKeyBlocks, AreFoundByWords) {
   expect_classes(walk_words<2>, 2);
   expect_classes(walk_words<3>, 3);

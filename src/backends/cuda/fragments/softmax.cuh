@@ -49,6 +49,12 @@ struct RowState {
     return {__any_sync(0xffffffff, raised[0] | raised[1]) != 0,
             __any_sync(0xffffffff, factor[0] != 1 || factor[1] != 1) != 0};
   }
+  /// True if raise_row_max surely has nothing to do for this thread's scores of a tile.
+  template <int kScores>
+  __device__ __forceinline__ bool is_settled(const float (&s)[kScores]) const {
+    return is_settled(largest_bits(s, 0), 0) & is_settled(largest_bits(s, 1), 1);
+  }
+
   template <int kOutputs>
   __device__ __forceinline__ static void rescale(float (&o)[kOutputs], const float (&factor)[2]) {
 #pragma unroll

@@ -33,13 +33,11 @@ class PieceReader {
 // The four 8 x 8 matrices of a piece come in one of two orders: down the rows first, or along a row first.
 
 template <typename Tile>
-__device__ __forceinline__ PieceReader<Tile> rows_first(uint32_t tile, uint32_t first_step) {
-  const uint32_t lane = ptx::reload_lane();
+__device__ __forceinline__ PieceReader<Tile> rows_first(uint32_t tile, uint32_t first_step, uint32_t lane) {
   return {tile, lane % 16, lane / 16, first_step};
 }
 template <typename Tile>
-__device__ __forceinline__ PieceReader<Tile> columns_first(uint32_t tile, uint32_t first_step) {
-  const uint32_t lane = ptx::reload_lane();
+__device__ __forceinline__ PieceReader<Tile> columns_first(uint32_t tile, uint32_t first_step, uint32_t lane) {
   return {tile, lane / 16 * 8 + lane % 8, lane / 8 % 2, first_step};
 }
 
@@ -49,8 +47,9 @@ __device__ __forceinline__ PieceReader<Tile> columns_first(uint32_t tile, uint32
 template <typename Tile>
 struct RowsOfA {
   PieceReader<Tile> reader;
-  __device__ __forceinline__ explicit RowsOfA(uint32_t tile, uint32_t first_step = 0)
-      : reader(rows_first<Tile>(tile, first_step)) {}
+  __device__ __forceinline__ explicit RowsOfA(uint32_t tile, uint32_t first_step = 0,
+                                              uint32_t lane = ptx::reload_lane())
+      : reader(rows_first<Tile>(tile, first_step, lane)) {}
   __device__ __forceinline__ void read(int row, int step, uint32_t (&a)[4]) const {
     ptx::ldmatrix_x4(reader.at(row, step), a);
   }
@@ -59,8 +58,9 @@ struct RowsOfA {
 template <typename Tile>
 struct ColumnsOfA {
   PieceReader<Tile> reader;
-  __device__ __forceinline__ explicit ColumnsOfA(uint32_t tile, uint32_t first_step = 0)
-      : reader(columns_first<Tile>(tile, first_step)) {}
+  __device__ __forceinline__ explicit ColumnsOfA(uint32_t tile, uint32_t first_step = 0,
+                                                 uint32_t lane = ptx::reload_lane())
+      : reader(columns_first<Tile>(tile, first_step, lane)) {}
   __device__ __forceinline__ void read(int row, int step, uint32_t (&a)[4]) const {
     ptx::ldmatrix_x4_transposed(reader.at(row, step), a);
   }
@@ -69,8 +69,9 @@ struct ColumnsOfA {
 template <typename Tile>
 struct RowsOfB {
   PieceReader<Tile> reader;
-  __device__ __forceinline__ explicit RowsOfB(uint32_t tile, uint32_t first_step = 0)
-      : reader(columns_first<Tile>(tile, first_step)) {}
+  __device__ __forceinline__ explicit RowsOfB(uint32_t tile, uint32_t first_step = 0,
+                                              uint32_t lane = ptx::reload_lane())
+      : reader(columns_first<Tile>(tile, first_step, lane)) {}
   __device__ __forceinline__ void read(int row, int step, uint32_t (&b)[4]) const {
     ptx::ldmatrix_x4(reader.at(row, step), b);
   }
@@ -79,8 +80,9 @@ struct RowsOfB {
 template <typename Tile>
 struct ColumnsOfB {
   PieceReader<Tile> reader;
-  __device__ __forceinline__ explicit ColumnsOfB(uint32_t tile, uint32_t first_step = 0)
-      : reader(rows_first<Tile>(tile, first_step)) {}
+  __device__ __forceinline__ explicit ColumnsOfB(uint32_t tile, uint32_t first_step = 0,
+                                                 uint32_t lane = ptx::reload_lane())
+      : reader(rows_first<Tile>(tile, first_step, lane)) {}
   __device__ __forceinline__ void read(int row, int step, uint32_t (&b)[4]) const {
     ptx::ldmatrix_x4_transposed(reader.at(row, step), b);
   }

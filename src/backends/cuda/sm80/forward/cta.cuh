@@ -10,8 +10,8 @@
 #include "backends/cuda/fragments/store_rows.cuh"
 #include "backends/cuda/ptx/address.cuh"
 #include "backends/cuda/ptx/cp_async.cuh"
-#include "backends/cuda/sm80/common/live_key_blocks.cuh"
 #include "backends/cuda/sm80/common/operands.cuh"
+#include "backends/cuda/sm80/forward/key_block_word.cuh"
 #include "backends/cuda/sm80/forward/traits.cuh"
 
 namespace flashmask::sm80 {
@@ -22,8 +22,8 @@ namespace flashmask::sm80 {
 /// the next under its softmax and P V. The barriers, each of all threads:
 ///
 ///   barrier            says that this is there   and that this has been read, and is overwritten after it
-///   before Q K^T       K, Q at first, next step  V of the step before
-///   before the softmax V                         K, next step
+///   before Q K^T       K, Q at first, steps      V of the step before
+///   before the softmax V                         K, steps
 ///   after the last     -                         Q, K and V of the work tile
 ///
 /// A warp's mask bits are its own: between writing and reading them stand its own __syncwarp.
@@ -49,6 +49,7 @@ class ForwardCta {
   using Scores = typename Traits::Scores;
   using Outputs = typename Traits::Outputs;
   using Step = ForwardStep<Traits>;
+  using Blocks = KeyBlockWord<Traits::kGranules>;
   static constexpr int kSlabs = Traits::kSlabs, kSteps = Traits::kQkDim / 16;
 
   /// Q's fragments of the warp's rows, by steps, where they stay in registers.
@@ -70,8 +71,11 @@ class ForwardCta {
     Rows rows;
 #pragma unroll
     for (cuda::RowState& state : rows.state) state.reset();
-    Step step{};
-    bool more = next_block(-1, step);
+    if (warp_ == 0) list_steps(0);
+    delay<Role::kWarp>();
+    __syncthreads();
+    Step step = shared_.steps[0];
+    bool more = step.exists();
     if (more) {
       load<QTile>(shared_.q, p_.q, head_, row_, p_.seqlen_q);
       load_keys(step, key_end);
@@ -98,30 +102,28 @@ class ForwardCta {
 
   __device__ __forceinline__ bool is_dense() const { return p_.element_mask == cuda::ElementMask::kDense; }
 
-  /// The first step of the next live key block; with a dense mask each is, and partial.
-  __device__ __forceinline__ bool next_block(int32_t last, Step& step) {
-    KeyBlock block{last, 0};
-    if (is_dense()) {
-      constexpr uint32_t kAllLive = (1u << KeyBlock::kBits * Traits::kGranules) / 3 * KeyBlock::kLive;
-      block = {last + 1, kAllLive};
-      if (block.index >= p_.key_blocks) return false;
-    } else if (!next_live_block<Traits::kGranules>(p_.plan, mask_, row_ / 64, block)) {
-      return false;
+  /// Lists the steps of the plan's next word with a live key block, from `word` on. One warp calls it, and all read the
+  /// list behind a barrier.
+  __device__ __forceinline__ void list_steps(int32_t word) {
+    const uint32_t lane = ptx::lane();
+    Blocks blocks;
+    const bool found =
+        is_dense() ? blocks.mark_all_live(word, p_.key_blocks) : blocks.find(p_.plan, mask_, row_ / 64, word);
+    if (lane == 0) {
+      if (!found) shared_.steps[0] = {};
+      if (p_.executed) atomicAdd(p_.executed, static_cast<unsigned long long>(__popc(blocks.any)));
     }
-    step = {block.index * 128, block.classes};
-    if (p_.executed && threadIdx.x == 0) atomicAdd(p_.executed, 1ull);
-    return true;
-  }
-  __device__ __forceinline__ bool next_step(Step& step) {
-    step.first_key += Traits::kKeys;
-    if (step.in_block() != 0 && step.first_key < p_.seqlen_k) return true;
-    return next_block((step.first_key - 1) / 128, step);
-  }
-
-  /// Leaves the step after `step` in shared memory, where all warps read it behind a barrier.
-  __device__ __forceinline__ void share_next(Step step) {
-    if (!next_step(step)) step.classes = 0;
-    if (threadIdx.x == 0) shared_.next = step;
+    if (!(blocks.any >> lane & 1)) return;
+    const int32_t first_key = (word * 32 + static_cast<int32_t>(lane)) * 128;
+    // Keys past the last are hidden: a block is full only if it is whole.
+    const bool is_last = blocks.any >> lane == 1, is_whole = first_key + 128 <= p_.seqlen_k;
+    const uint32_t classes = blocks.classes(lane, is_whole);
+    int32_t place = __popc(blocks.any & ((1u << lane) - 1)) * Traits::kSteps;
+#pragma unroll
+    for (int32_t key = first_key; key < first_key + 128 && key < p_.seqlen_k; key += Traits::kKeys, ++place) {
+      const bool ends = is_last && (key + Traits::kKeys >= min(first_key + 128, p_.seqlen_k));
+      shared_.steps[place] = {key, classes | static_cast<uint32_t>(ends ? 0 : place + 1) << Step::kNextBit};
+    }
   }
 
   /// Rows of a tensor, from `first` to `end`, as a group of copies.
@@ -148,30 +150,36 @@ class ForwardCta {
 
   /// Leaves the next step in `step`; false if there is none.
   __device__ __forceinline__ bool run_step(Step& step, const Queries& q, Rows& rows) {
-    const uint32_t own = step.classes >> KeyBlock::kBits * (warp_ * Traits::kRowsOfWarp / 64);
-    // Keys past the last are hidden: the last block is full only if it is whole.
-    const bool live = own & KeyBlock::kLive,
-               partial = !(own & KeyBlock::kFull) || (step.block() + 1) * 128 > p_.seqlen_k;
-    if (warp_ == 0) share_next(step);  // Between the barriers all warps would wait for the plan's bits.
+    // Between the barriers all warps would wait for the plan's bits.
+    if (warp_ == 0 && step.next() == 0) list_steps(step.block() / 32 + 1);
     int32_t key_end = shared_.key_end;
     wait_for_loads();
     load_values(step, key_end);
-    Scores s[kSlabs] = {};
-    if (live) {
-      if (partial && step.in_block() == 0) make_mask(step.block());
+    Scores s[kSlabs];
+    if (is_live(step)) {
+      if (is_partial(step) && step.in_block() == 0) make_mask(step.block());
       multiply_keys(q, s);
+    } else {
+      // Opaque, or the zeros would be written before the branch.
+      clear(s, [] { return __uint_as_float(ptx::opaque(0)); });
     }
     key_end = shared_.key_end;
-    const Step next = shared_.next;
-    const bool more = next.classes != 0;
+    const Step next = shared_.steps[step.next()];
+    const bool more = next.exists();
     wait_for_loads();
     if (more) load_keys(next, key_end);
-    if (live) {
-      convert_scores(step, s, partial);
+    if (is_live(step)) {
+      convert_scores(step, s);
       add_values(step, s, rows);
     }
     step = next;
     return more;
+  }
+  __device__ __forceinline__ bool is_live(const Step& step) const { return own_classes(step) & Blocks::kLive; }
+  __device__ __forceinline__ bool is_partial(const Step& step) const { return !(own_classes(step) & Blocks::kFull); }
+  /// The classes of the warp's rows. Opaque, so that no register holds conditions on them.
+  __device__ __forceinline__ uint32_t own_classes(const Step& step) const {
+    return ptx::opaque(step.classes) >> Blocks::kBits * (warp_ * Traits::kRowsOfWarp / 64);
   }
 
   /// Writes the mask bits of a key block to shared memory, for each lane to read the bits of its rows. They are
@@ -197,6 +205,11 @@ class ForwardCta {
     return bits;
   }
 
+  /// The lane's number, in no register between its uses.
+  __device__ __forceinline__ static uint32_t lane() {
+    return Traits::kHoldsThread ? ptx::opaque(threadIdx.x) % 32 : ptx::reload_lane();
+  }
+
   /// Q's fragments, where they stay in registers.
   __device__ __forceinline__ void read_rows(Queries& q) const {
     const RowsOfA<QTile> rows = q_rows();
@@ -204,13 +217,23 @@ class ForwardCta {
     for (int step = 0; step < static_cast<int>(std::extent_v<Queries>); ++step) rows.read(0, step, q[step]);
   }
   __device__ __forceinline__ RowsOfA<QTile> q_rows() const {
-    return RowsOfA<QTile>(ptx::shared_address(shared_.q) + warp_ * Traits::kRowsOfWarp * QTile::kRowBytes);
+    return RowsOfA<QTile>(ptx::shared_address(shared_.q) + warp_ * Traits::kRowsOfWarp * QTile::kRowBytes, 0, lane());
+  }
+
+  template <typename Zero>
+  __device__ __forceinline__ static void clear(Scores (&s)[kSlabs], const Zero& zero) {
+#pragma unroll
+    for (Scores& of_slab : s) {
+#pragma unroll
+      for (float& score : of_slab) score = zero();
+    }
   }
 
   /// S = Q K^T.
   __device__ __forceinline__ void multiply_keys(const Queries& held, Scores (&s)[kSlabs]) const {
+    clear(s, [] { return 0.f; });
     const RowsOfA<QTile> rows = q_rows();
-    const RowsOfB<KTile> keys(ptx::shared_address(shared_.k));
+    const RowsOfB<KTile> keys(ptx::shared_address(shared_.k), 0, lane());
     multiply_steps<Element, kSteps>(
         s,
         [&](int slab, int step, uint32_t (&q)[4]) {
@@ -225,8 +248,9 @@ class ForwardCta {
   }
 
   /// Makes scores of the product.
-  __device__ __forceinline__ void convert_scores(const Step& step, Scores (&s)[kSlabs], bool partial) const {
+  __device__ __forceinline__ void convert_scores(const Step& step, Scores (&s)[kSlabs]) const {
     const typename Traits::Score score(p_, batch_, head_);
+    const bool partial = is_partial(step);
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {
       const auto places = [&] {
@@ -245,27 +269,45 @@ class ForwardCta {
   /// Softmax, and O += P V.
   __device__ __forceinline__ void add_values(const Step& step, Scores (&s)[kSlabs], Rows& rows) const {
     typename Traits::HalfProbabilities p[kSlabs][2];
+    const bool raised = raise_row_maxima(s, rows);
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {
       cuda::RowState& state = rows.state[slab];
-      float factor[2];
-      const cuda::Raised raised = state.raise_row_max(s[slab], p_.scale_log2, p_.score_of_bit, factor);
-      if (raised.rescale) cuda::RowState::rescale(rows.o[slab], factor);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         state.exponentiate(s[slab], half, p_.scale_log2);
         cuda::RowState::pack<Element>(s[slab], half, p[slab][half]);
         leave_out_dropped(step, slab, half, p[slab][half]);
       }
-      if (raised.row_max) state.refresh_limits(p_.score_of_bit);
+    }
+    if (raised) {
+#pragma unroll
+      for (cuda::RowState& state : rows.state) state.refresh_limits(p_.score_of_bit);
     }
     multiply_values(p, rows.o);
+  }
+
+  /// True if a row_max was raised. One vote is of all slabs: a branch between them would part their exponentials.
+  __device__ __forceinline__ bool raise_row_maxima(const Scores (&s)[kSlabs], Rows& rows) const {
+    bool settled = true;
+#pragma unroll
+    for (int slab = 0; slab < kSlabs; ++slab) settled &= rows.state[slab].is_settled(s[slab]);
+    if (__all_sync(0xffffffff, settled)) return false;
+    bool any = false;
+#pragma unroll
+    for (int slab = 0; slab < kSlabs; ++slab) {
+      float factor[2];
+      const cuda::Raised raised = rows.state[slab].raise_row_max(s[slab], p_.scale_log2, p_.score_of_bit, factor);
+      if (raised.rescale) cuda::RowState::rescale(rows.o[slab], factor);
+      any |= raised.row_max;
+    }
+    return any;
   }
 
   __device__ __forceinline__ void multiply_values(const typename Traits::HalfProbabilities (&p)[kSlabs][2],
                                                   Outputs (&o)[kSlabs]) const {
     constexpr int kPiecesOfHalf = Traits::kKeys / 32;
-    const ColumnsOfB<VTile> values(ptx::shared_address(shared_.v));
+    const ColumnsOfB<VTile> values(ptx::shared_address(shared_.v), 0, lane());
 #pragma unroll
     for (int piece = 0; piece < Traits::kKeys / 16; ++piece) {
 #pragma unroll

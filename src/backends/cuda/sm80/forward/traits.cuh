@@ -33,6 +33,9 @@ struct ForwardTraits {
   /// True if O leaves enough registers for a warp's rows of Q, so that each step reads only K and V.
   static constexpr bool kQInRegisters = kSlabs == 1 && kQkDim <= 192;
 
+  /// True if registers are left to hold threadIdx, so that no step waits some 40 cycles for a lane's number.
+  static constexpr bool kHoldsThread = kSlabs == 1 || kVDim < 128;
+
   using QTile = SharedTile<Element, kRows, kQkDim>;
   using KTile = SharedTile<Element, kKeys, kQkDim>;
   using VTile = SharedTile<Element, kKeys, kVDim>;
@@ -44,11 +47,15 @@ struct ForwardTraits {
   using HalfProbabilities = cuda::PackedFragments<kKeys / 2>;
 };
 
-/// One step's keys of a key block, or none.
+/// One step's keys of a key block, or none. The steps of a word of the plan's bits are listed in shared memory.
 template <typename Traits>
 struct ForwardStep {
+  static constexpr int kNextBit = 16;
   int32_t first_key;
-  uint32_t classes;  ///< the block's, see KeyBlock; 0 if there is no step
+  uint32_t classes;  ///< the block's, see KeyBlockWord, and from kNextBit on the next step's place in the list
+  __device__ __forceinline__ bool exists() const { return classes != 0; }
+  /// 0 if it is the list's last.
+  __device__ __forceinline__ uint32_t next() const { return classes >> kNextBit; }
   __device__ __forceinline__ int32_t block() const { return first_key / 128; }
   __device__ __forceinline__ int in_block() const { return first_key % 128 / Traits::kKeys; }
 };
@@ -59,7 +66,7 @@ struct SharedStorage {
   alignas(128) unsigned char k[Traits::KTile::kBytes];
   alignas(128) unsigned char v[Traits::VTile::kBytes];
   cuda::MaskBits<Traits::kRowsOfWarp> mask_bits[Traits::kWarps];
-  ForwardStep<Traits> next;  ///< the step after the current one
+  ForwardStep<Traits> steps[32 * Traits::kSteps];  ///< steps of a word's live key blocks, in order
   int32_t key_end;  ///< end of the work tile's batch entry: keys from there on count as zeros; a register would spill
 };
 
