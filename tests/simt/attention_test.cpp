@@ -182,6 +182,24 @@ TEST(OnTheHost, IntervalLists) {
   }
 }
 
+/// Keys of several words of a plan's bits, 32 blocks each: all of them, and the first and the last with none between.
+constexpr std::string_view kLongCases[] = {
+    "family=full seed=21 batch=1 seqlen_q=70 seqlen_k=8300 heads_q=1 heads_kv=1 head_dim=64 head_dim_v=64 "
+    "dtype=bfloat16 mask_heads=1 mask_batch=1 block_mask=none layout=bshd dout=normal dlse=no plan=yes",
+    "family=attention_sink_window seed=22 batch=1 seqlen_q=130 seqlen_k=12500 heads_q=1 heads_kv=1 head_dim=96 "
+    "head_dim_v=96 dtype=float16 mask_heads=1 mask_batch=1 block_mask=none layout=bshd dout=normal dlse=yes plan=yes "
+    "q_offset=12370",
+};
+
+TEST(OnTheHost, LongKeys) {
+  for (const std::string_view line : kLongCases) {
+    const Case c = verify::parse_case(line);
+    const verify::Verdict verdict = run_case(c, options());
+    EXPECT_EQ(verdict.skipped, "");
+    EXPECT_TRUE(verdict.passed()) << failures_of(c, verdict);
+  }
+}
+
 TEST(OnTheHost, WithoutBankConflicts) {
   for (const HeadDims dims : head_dims()) {
     simt::drain_launches();
