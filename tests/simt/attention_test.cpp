@@ -56,6 +56,12 @@ std::string failures_of(const Case& c, const verify::Verdict& verdict) {
   return text;
 }
 
+void expect_passes(const Case& c) {
+  const verify::Verdict verdict = run_case(c, options());
+  EXPECT_EQ(verdict.skipped, "");
+  EXPECT_TRUE(verdict.passed()) << failures_of(c, verdict);
+}
+
 TEST(OnTheHost, CoveringList) {
   std::vector<Case> cases;
   std::size_t cheap = 0;
@@ -149,12 +155,7 @@ constexpr std::string_view kHardCases[] = {
 };
 
 TEST(OnTheHost, HardCases) {
-  for (const std::string_view line : kHardCases) {
-    const Case c = verify::parse_case(line);
-    const verify::Verdict verdict = run_case(c, options());
-    EXPECT_EQ(verdict.skipped, "");
-    EXPECT_TRUE(verdict.passed()) << failures_of(c, verdict);
-  }
+  for (const std::string_view line : kHardCases) expect_passes(verify::parse_case(line));
 }
 
 /// Masks of interval lists, whose tiles' elements come from the plan's bits.
@@ -176,9 +177,7 @@ TEST(OnTheHost, IntervalLists) {
   for (const std::string_view line : kListCases) {
     const Case c = verify::parse_case(line);
     EXPECT_TRUE(verify::make_mask(c).has_interval_lists()) << line;
-    const verify::Verdict verdict = run_case(c, options());
-    EXPECT_EQ(verdict.skipped, "");
-    EXPECT_TRUE(verdict.passed()) << failures_of(c, verdict);
+    expect_passes(c);
   }
 }
 
@@ -192,12 +191,7 @@ constexpr std::string_view kLongCases[] = {
 };
 
 TEST(OnTheHost, LongKeys) {
-  for (const std::string_view line : kLongCases) {
-    const Case c = verify::parse_case(line);
-    const verify::Verdict verdict = run_case(c, options());
-    EXPECT_EQ(verdict.skipped, "");
-    EXPECT_TRUE(verdict.passed()) << failures_of(c, verdict);
-  }
+  for (const std::string_view line : kLongCases) expect_passes(verify::parse_case(line));
 }
 
 TEST(OnTheHost, WithoutBankConflicts) {
